@@ -1,0 +1,155 @@
+"""The communicator's interface and its value types.
+
+Conventions: a trailing underscore means that the tensor is changed in place. Every rank of a
+communicator calls the same collectives in the same order. Reductions add in an order that does not
+depend on timing, so two runs give the same bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+ReduceOp = Literal["sum", "mean", "min", "max", "product"]
+
+
+@dataclass(frozen=True)
+class World:
+    """Where one rank stands, and all that a backend needs to find the other ranks."""
+
+    rank: int
+    size: int
+    hosts: tuple[str, ...]  # the host of every rank, in rank order
+    device: str = "cpu"  # "cpu" or "cuda:N"
+    rendezvous_host: str = "127.0.0.1"  # where the driver's stores listen
+    store_port: int = 0  # torch's TCPStore
+    kv_port: int = 0  # the key-value store that Horovod's C++ client speaks to
+    interface: str | None = None  # the network interface to bind to, where it is known
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks on this rank's host, in rank order."""
+        here = self.hosts[self.rank]
+        return tuple(rank for rank, host in enumerate(self.hosts) if host == here)
+
+    @property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        return len(self.local_ranks)
+
+    @property
+    def cross_ranks(self) -> tuple[int, ...]:
+        """The ranks that have this rank's local rank on their own host, in order of host."""
+        seen: dict[str, int] = {}
+        peers = []
+        for rank, host in enumerate(self.hosts):
+            if seen.setdefault(host, 0) == self.local_rank:
+                peers.append(rank)
+            seen[host] += 1
+        return tuple(peers)
+
+
+class Work(Protocol):
+    """A collective under way. After `wait` returns, the tensor holds the result."""
+
+    def wait(self) -> None: ...
+
+
+class PointToPoint(Protocol):
+    """Messages between two ranks: an ability of its own, since not every backend has it."""
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None: ...
+    def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        """Fill `tensor` and return the sender's rank; `source=None` receives from anyone."""
+        ...
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work: ...
+    def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work: ...
+
+
+class Communicator(ABC):
+    """Collectives among `size` ranks. As a context manager it closes, or aborts on an exception."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...
+
+    def allreduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        self.allreduce_async_(tensor, op).wait()
+        return tensor
+
+    def grouped_allreduce_(self, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> None:
+        """Reduce several tensors at once; all of them are under way before the first is awaited."""
+        for work in [self.allreduce_async_(tensor, op) for tensor in tensors]:
+            work.wait()
+
+    @abstractmethod
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor: ...
+
+    @abstractmethod
+    def allgather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in rank order. The first dimension may differ from rank to rank."""
+
+    @abstractmethod
+    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Send `tensors[r]` to rank r; what comes back is in rank order. Sizes may differ."""
+
+    @abstractmethod
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """This rank's part of the reduced tensor, cut along dim 0 as `torch.tensor_split` cuts."""
+
+    @abstractmethod
+    def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
+        """The reduced tensor at `root`; elsewhere the content is undefined afterwards."""
+
+    @abstractmethod
+    def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
+        """Every rank's tensor at `root`, None elsewhere. The first dimension may differ."""
+
+    @abstractmethod
+    def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
+        """Rank r receives `tensors[r]` of the root; the others pass None."""
+
+    @abstractmethod
+    def barrier(self) -> None: ...
+
+    @abstractmethod
+    def split(self, color: int, key: int | None = None) -> Communicator:
+        """A communicator for the ranks that gave the same color, ordered by key, then by rank."""
+
+    @property
+    def point_to_point(self) -> PointToPoint | None:
+        """Messages between two ranks, or None where the backend has none (Horovod)."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave in good order; every rank calls it. A second call does nothing."""
+
+    def abort(self) -> None:
+        """Leave at once after a failure, without waiting for peers that may be gone."""
+        self.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()
