@@ -1,0 +1,1 @@
+"""How fast sparkdml is beside its peers, measured in one interleaved run. See `peers.py`."""

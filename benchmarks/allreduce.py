@@ -1,0 +1,36 @@
+"""W4's timing loop: one blocking allreduce after another, the median of many."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.measurement import allreduce_metric
+from benchmarks.workloads import WORKERS, Allreduce
+
+# Horovod agrees anew on every name that it hasn't seen; a training loop has long seen them all.
+_UNTIMED = 50
+
+
+def time_allreduce(
+    workload: Allreduce, sum_in_place: Callable[[Tensor], object]
+) -> dict[str, float]:
+    """Median seconds for each size, at this rank; the ranks are in lockstep by themselves."""
+    seconds = {}
+    for size, repeats in zip(workload.sizes, workload.repeats, strict=True):
+        tensor = torch.ones(size)
+        sum_in_place(tensor)
+        if not bool((tensor == WORKERS).all()):
+            raise RuntimeError(f"{WORKERS} ranks of ones must sum to {WORKERS}, got {tensor[:4]}")
+        taken = []
+        for _ in range(_UNTIMED + repeats):
+            tensor.fill_(1.0)
+            start = time.perf_counter()
+            sum_in_place(tensor)
+            taken.append(time.perf_counter() - start)
+        seconds[allreduce_metric(size)] = statistics.median(taken[_UNTIMED:])
+    return seconds

@@ -1,0 +1,1 @@
+"""The command line: `sparkdml doctor`, `install-horovod`, `demo` and `bench`."""

@@ -1,0 +1,68 @@
+"""Java: is it there, and can Spark run on it?"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkdml.cli.checks.base import Check
+
+TESTED = (17, 21)
+OLDEST = 17  # Spark 4 runs on nothing older
+INSTALL = "apt-get install openjdk-17-jre-headless"
+
+
+def check_java(environment: Mapping[str, str] = os.environ) -> Check:
+    command, origin = java_command(environment)
+    if command is None:
+        return judge_java(None, origin)
+    trial = subprocess.run([command, "-version"], capture_output=True, text=True, check=False)
+    # `java -version` writes to stderr; some launchers write to stdout.
+    return judge_java(trial.stderr + trial.stdout, origin)
+
+
+def java_command(environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """The java that Spark would start, and where it comes from: JAVA_HOME wins over the PATH."""
+    home = environment.get("JAVA_HOME")
+    if home:
+        path = Path(home) / "bin" / "java"
+        return (str(path) if os.access(path, os.X_OK) else None), f"JAVA_HOME={home}"
+    path_entry = shutil.which("java", path=environment.get("PATH"))
+    return path_entry, path_entry or "the PATH"
+
+
+def judge_java(output: str | None, origin: str) -> Check:
+    """What `java -version` said (None: there is no java), as a check."""
+    if output is None:
+        if origin.startswith("JAVA_HOME"):
+            return Check(
+                "Java", "FAIL", f"{origin} has no bin/java", "unset JAVA_HOME, or point it at a JDK"
+            )
+        return Check("Java", "FAIL", "no java on the PATH", INSTALL)
+    version = parse_java_version(output)
+    if version is None:
+        said = output.strip().splitlines()[0] if output.strip() else "nothing"
+        return Check("Java", "FAIL", f"{origin} said {said!r} when asked for its version", INSTALL)
+    found = f"{version} ({origin})"
+    if version < OLDEST:
+        return Check(
+            "Java",
+            "FAIL",
+            f"{found}; Spark 4 needs 17 or 21",
+            f"{INSTALL}, then point JAVA_HOME at it",
+        )
+    if version not in TESTED:
+        return Check(
+            "Java", "warn", f"{found}; tested with 17 and 21", f"{INSTALL} if Spark misbehaves"
+        )
+    return Check("Java", "ok", found)
+
+
+def parse_java_version(output: str) -> int | None:
+    """The feature version: 8 for "1.8.0_402", 17 for "17.0.15", 21 for "21-ea"."""
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
+    return int(found[1]) if found else None

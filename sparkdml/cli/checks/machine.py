@@ -1,0 +1,89 @@
+"""The driver's machine: ports, disk for the spool, shared memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkdml.cli.checks.base import Check
+
+_GIB = 2**30
+SPOOL_FAIL_BYTES, SPOOL_WARN_BYTES = 1 * _GIB, 10 * _GIB
+SHARED_MEMORY_WARN_BYTES = 256 * 2**20
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def check_ports(environment: Mapping[str, str] = os.environ) -> Check:
+    """Can a server listen where the workers will look for the driver, and be reached there?"""
+    name = "ports"
+    host = environment.get("SPARK_LOCAL_IP") or socket.gethostname()
+    fix = "export SPARK_LOCAL_IP=127.0.0.1 for local Spark, or give the host name an address"
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        return Check(name, "FAIL", f"{host!r} has no address ({error})", fix)
+    try:
+        with socket.create_server((address, 0)) as server:
+            server.settimeout(3.0)
+            port = server.getsockname()[1]
+            with socket.create_connection((address, port), timeout=3.0) as client:
+                accepted, _ = server.accept()
+                with accepted:
+                    client.sendall(b"ping")
+                    heard = accepted.recv(4)
+    except OSError as error:
+        return Check(name, "FAIL", f"listening or connecting on {address}: {error}", fix)
+    if heard != b"ping":
+        return Check(name, "FAIL", f"a connection to {address} lost its bytes", fix)
+    return Check(name, "ok", f"listened and connected on {address}")
+
+
+def check_spool(local_dirs: str, environment: Mapping[str, str] = os.environ) -> list[Check]:
+    """One check for each of Spark's local folders; the environment wins over the setting."""
+    dirs = environment.get("SPARK_LOCAL_DIRS") or local_dirs or tempfile.gettempdir()
+    return [check_spool_dir(Path(entry.strip())) for entry in dirs.split(",") if entry.strip()]
+
+
+def check_spool_dir(folder: Path) -> Check:
+    name = "disk for spooling"
+    fix = "point spark.local.dir or SPARK_LOCAL_DIRS at a writable folder with room"
+    # Spark makes a folder that isn't there yet, so its nearest parent is what counts.
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(b"spool")
+    except OSError as error:
+        return Check(name, "FAIL", f"{folder} can't be written to: {error.strerror}", fix)
+    return judge_free_space(folder, shutil.disk_usage(nearest).free, fix)
+
+
+def judge_free_space(folder: Path, free_bytes: int, fix: str) -> Check:
+    found = f"{folder}: {in_units(free_bytes)} free"
+    if free_bytes < SPOOL_FAIL_BYTES:
+        return Check("disk for spooling", "FAIL", found, fix)
+    if free_bytes < SPOOL_WARN_BYTES:
+        return Check("disk for spooling", "warn", f"{found}; each worker spools its rows", fix)
+    return Check("disk for spooling", "ok", found)
+
+
+def check_shared_memory(folder: Path = SHARED_MEMORY) -> Check:
+    fix = "in a container: docker run --shm-size=1g"
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return Check("shared memory", "warn", f"{folder} is not there or not writable", fix)
+    free = shutil.disk_usage(folder).free
+    found = f"{folder}: {in_units(free)} free"
+    if free < SHARED_MEMORY_WARN_BYTES:
+        return Check("shared memory", "warn", found, fix)
+    return Check("shared memory", "ok", found)
+
+
+def in_units(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

@@ -1,0 +1,150 @@
+"""Builds a wheel of Horovod: download, unpack, change to C++17, compile with progress, keep a log.
+
+Build tools that are missing (setuptools, wheel, CMake) go into a folder that is gone afterwards,
+never into the user's environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from sparkdml.cli import horovod_source, toolchain
+from sparkdml.cli.terminal import PercentLine
+from sparkdml.errors import SetupError
+
+_PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
+_ERROR = re.compile(r"\b(error|fatal)\b", re.IGNORECASE)
+_LINES_SHOWN = 10
+
+
+class BuildFailed(SetupError):
+    """A step of the build failed; the message has its errors, last lines and where the log is."""
+
+
+def parse_percent(line: str) -> int | None:
+    """The number in make's `[ 42%] Building …`, or None for any other line."""
+    found = _PERCENT.match(line)
+    return min(int(found[1]), 100) if found else None
+
+
+def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Path:
+    """Build in `workspace`, with everything that is said going to `log_path`."""
+    tools = workspace / "tools"
+    environment = build_environment(os.environ, flags, tools)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("w") as log:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        print("Horovod: fetching the source and the build tools …", flush=True)
+        wanted = ["setuptools", "wheel", "packaging"]
+        cmake = toolchain.find_cmake()
+        if cmake is None:
+            wanted.append("cmake>=3.13,<4")
+            cmake = str(tools / "cmake" / "data" / "bin" / "cmake")
+        environment["HOROVOD_CMAKE"] = cmake
+        _step("fetching the build tools", [*pip, "install", "--target", str(tools), *wanted], log)
+
+        requirement = workspace / "horovod.txt"
+        requirement.write_text(horovod_source.pinned_requirement())
+        download = ["download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
+        _step(
+            "downloading Horovod",
+            [*pip, *download, "--dest", str(workspace), "-r", str(requirement)],
+            log,
+            environment,
+        )
+        archive = workspace / f"horovod-{horovod_source.HOROVOD_VERSION}.tar.gz"
+        root = horovod_source.unpack(archive, workspace / "source")
+        horovod_source.patch(root)
+
+        progress = PercentLine("building Horovod (about 3 minutes)")
+
+        def show(line: str) -> None:
+            percent = parse_percent(line)
+            if percent is not None:
+                progress.update(percent)
+
+        progress.update(0)
+        # By PEP 517: pip's older way runs `setup.py clean` after a failure, which buries the error.
+        wheel = ["wheel", "-v", "--use-pep517", "--no-deps", "--no-build-isolation"]
+        try:
+            _step(
+                "building Horovod",
+                [*pip, *wheel, "-w", str(workspace), str(root)],
+                log,
+                environment,
+                show,
+            )
+        finally:
+            progress.close()
+    return next(workspace.glob("horovod-*.whl"))
+
+
+def build_environment(
+    base: Mapping[str, str], flags: Mapping[str, str], tools: Path
+) -> dict[str, str]:
+    """The variables that the build sees."""
+    # Settings of an enclosing `make` would hand its job server to a build that can't use it, and
+    # HOROVOD_WITH… of the caller would change the wheel behind the cache key's back.
+    dropped = ("HOROVOD_WITH", "HOROVOD_GPU_OPERATIONS", "HOROVOD_CPU_OPERATIONS")
+    kept = {
+        name: value
+        for name, value in base.items()
+        if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL") and not name.startswith(dropped)
+    }
+    path = [str(tools), *filter(None, [base.get("PYTHONPATH", "")])]
+    return {
+        **kept,
+        **flags,
+        "PYTHONPATH": os.pathsep.join(path),
+        "MAKEFLAGS": f"-j{toolchain.parallel_jobs()}",
+    }
+
+
+def _step(
+    what: str,
+    command: Sequence[str],
+    log: TextIO,
+    environment: Mapping[str, str] | None = None,
+    watch: Callable[[str], None] | None = None,
+) -> None:
+    """Run one command; its output goes to the log line by line, and to `watch`."""
+    last: deque[str] = deque(maxlen=_LINES_SHOWN)
+    errors: deque[str] = deque(maxlen=_LINES_SHOWN)
+    log.write(f"$ {' '.join(command)}\n")
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                log.write(line)
+                last.append(line.rstrip())
+                if _ERROR.search(line):
+                    errors.append(line.rstrip())
+                if watch is not None:
+                    watch(line)
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            log.flush()
+    if process.returncode != 0:
+        # A compiler's error comes long before the end: what follows is everyone else giving up.
+        shown = [f"  | {line}" for line in (*errors, "…", *last)]
+        raise BuildFailed(
+            f"{what} failed (exit code {process.returncode}). The errors and the last lines:\n"
+            + "\n".join(shown)
+            + f"\nThe whole log: {log.name}"
+        )

@@ -1,0 +1,200 @@
+"""Every collective, built from the few that a backend must bring.
+
+A backend brings an allreduce for its native dtypes and three ways to move words. This class adds
+what the interface promises beyond them: any dtype, any strides, first dimensions that differ or
+are empty, receivers that know nothing in advance, and the reductions that backends lack.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparkdml.comm import arguments
+from sparkdml.comm.base import Communicator, ReduceOp, Work
+from sparkdml.comm.layout import LAYOUT_LENGTH, Layout, check_alike, to_words
+from sparkdml.comm.reductions import reduce_in_rank_order
+from sparkdml.comm.splitting import members
+
+
+class Done:
+    """Work that is finished already."""
+
+    def wait(self) -> None:
+        return
+
+
+class _Reduction:
+    """Work on a buffer that, once reduced, is divided or copied back to where it belongs."""
+
+    __slots__ = ("_buffer", "_divisor", "_target", "_work")
+
+    def __init__(self, work: Work, buffer: Tensor, target: Tensor, divisor: int) -> None:
+        self._work: Work | None = work
+        self._buffer, self._target, self._divisor = buffer, target, divisor
+
+    def wait(self) -> None:
+        if self._work is None:
+            return
+        self._work.wait()
+        self._work = None
+        if self._divisor != 1:
+            self._buffer.div_(self._divisor)
+        if self._buffer is not self._target:
+            self._target.copy_(self._buffer)
+
+
+class ComposedCommunicator(Communicator):
+    """What a subclass brings is at the top; everything below it is built from that."""
+
+    native_dtypes: frozenset[torch.dtype]  # those that `_start_allreduce` takes
+    metadata_device: torch.device = torch.device("cpu")  # where layouts travel
+
+    @abstractmethod
+    def _start_allreduce(self, tensor: Tensor, op: ReduceOp) -> Work:
+        """Reduce a contiguous, non-empty tensor of a native dtype in place; op is not mean."""
+
+    @abstractmethod
+    def _broadcast_words(self, words: Tensor, root: int) -> None:
+        """In place; a flat tensor that is not empty."""
+
+    @abstractmethod
+    def _allgather_words(self, words: Tensor, counts: Sequence[int]) -> Tensor:
+        """All ranks' words in rank order; rank r brings `counts[r]` of them, not all zero."""
+
+    @abstractmethod
+    def _exchange_words(
+        self, words: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
+        """Send consecutive pieces to the ranks in order; return what they sent, in rank order."""
+
+    @abstractmethod
+    def _open_split(self, ranks: Sequence[int], color: int) -> Communicator:
+        """A communicator of these ranks of this one, in this order; every rank calls it."""
+
+    def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
+        arguments.check_reduction(tensor, op)
+        if tensor.numel() == 0:
+            return Done()
+        target = tensor.detach() if tensor.requires_grad else tensor
+        if target.dtype in self.native_dtypes:
+            buffer = target.contiguous()
+        else:
+            wider = torch.float32 if target.is_floating_point() else torch.int32
+            buffer = target.to(wider).contiguous()
+        if op != "mean":
+            work = self._start_allreduce(buffer, op)
+            return work if buffer is target else _Reduction(work, buffer, target, 1)
+        return _Reduction(self._start_allreduce(buffer, "sum"), buffer, target, self.size)
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
+        arguments.check_rank("root", root, self.size)
+        if tensor.numel() > 0:
+            target = tensor.detach()
+            buffer = target.contiguous()
+            self._broadcast_words(to_words(buffer), root)
+            if buffer is not target and self.rank != root:
+                target.copy_(buffer)
+        return tensor
+
+    def allgather(self, tensor: Tensor) -> list[Tensor]:
+        layouts = self._layouts_of_all_ranks(tensor)
+        counts = [layout.num_words for layout in layouts]
+        words = to_words(tensor)
+        if any(counts):
+            words = self._allgather_words(words, counts)
+        return _cut(words, layouts)
+
+    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        arguments.check_one_for_each_rank(tensors, self.size)
+        arguments.check_one_dtype(tensors)
+        outgoing = [Layout.of(tensor) for tensor in tensors]
+        incoming = self._exchange_layouts(outgoing)
+        check_alike([Layout(layout.dtype, ()) for layout in incoming])
+        words = self._exchange_words(
+            torch.cat([to_words(tensor) for tensor in tensors]),
+            [layout.num_words for layout in outgoing],
+            [layout.num_words for layout in incoming],
+        )
+        return _cut(words, incoming)
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        # Each rank receives all contributions to its own part and adds them in rank order: the
+        # traffic of a ring, one step in place of size - 1, for any dtype, op and shape.
+        arguments.check_reduction(tensor, op)
+        arguments.check_scatterable(tensor)
+        parts = torch.tensor_split(tensor.detach().contiguous(), self.size)
+        mine = Layout.of(parts[self.rank])
+        words = to_words(tensor)
+        if words.numel() > 0:
+            words = self._exchange_words(
+                words, [Layout.of(part).num_words for part in parts], [mine.num_words] * self.size
+            )
+        return reduce_in_rank_order(_cut(words, [mine] * self.size), op)
+
+    def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
+        arguments.check_rank("root", root, self.size)
+        return self.allreduce_(tensor, op)
+
+    def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
+        arguments.check_rank("root", root, self.size)
+        layouts = self._layouts_of_all_ranks(tensor)
+        nothing = [0] * self.size
+        send_counts, receive_counts = list(nothing), nothing
+        send_counts[root] = layouts[self.rank].num_words
+        if self.rank == root:
+            receive_counts = [layout.num_words for layout in layouts]
+        words = self._exchange_words(to_words(tensor), send_counts, receive_counts)
+        return _cut(words, layouts) if self.rank == root else None
+
+    def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
+        arguments.check_scattered(tensors, self.rank, self.size, root)
+        table = torch.zeros(self.size, LAYOUT_LENGTH, dtype=torch.int64)
+        if tensors is not None:
+            table = torch.tensor([Layout.of(tensor).encode() for tensor in tensors])
+        layouts = [
+            Layout.decode(row) for row in self.broadcast_(self._metadata(table), root).tolist()
+        ]
+        mine = layouts[self.rank]
+        send_counts, receive_counts = [0] * self.size, [0] * self.size
+        receive_counts[root] = mine.num_words
+        if tensors is not None:
+            send_counts = [layout.num_words for layout in layouts]
+            words = torch.cat([to_words(tensor) for tensor in tensors])
+        else:
+            words = to_words(torch.empty(0, dtype=mine.dtype, device=self._payload_device()))
+        return mine.from_words(self._exchange_words(words, send_counts, receive_counts))
+
+    def split(self, color: int, key: int | None = None) -> Communicator:
+        choice = torch.tensor([color, self.rank if key is None else key])
+        choices = torch.stack(self.allgather(self._metadata(choice))).tolist()
+        colors, keys = [color for color, _ in choices], [key for _, key in choices]
+        return self._open_split(members(colors, keys, self.rank), color)
+
+    def _payload_device(self) -> torch.device:
+        """Where a tensor belongs that this rank receives without having given one."""
+        return self.metadata_device
+
+    def _metadata(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self.metadata_device)
+
+    def _layouts_of_all_ranks(self, tensor: Tensor) -> list[Layout]:
+        numbers = self._metadata(torch.tensor(Layout.of(tensor).encode()))
+        table = self._allgather_words(numbers, [LAYOUT_LENGTH] * self.size)
+        layouts = [Layout.decode(row) for row in table.view(self.size, LAYOUT_LENGTH).tolist()]
+        check_alike(layouts)
+        return layouts
+
+    def _exchange_layouts(self, outgoing: Sequence[Layout]) -> list[Layout]:
+        numbers = self._metadata(torch.tensor([layout.encode() for layout in outgoing]).view(-1))
+        counts = [LAYOUT_LENGTH] * self.size
+        table = self._exchange_words(numbers, counts, counts)
+        return [Layout.decode(row) for row in table.view(self.size, LAYOUT_LENGTH).tolist()]
+
+
+def _cut(words: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
+    pieces = torch.split(words, [layout.num_words for layout in layouts])
+    return [layout.from_words(piece) for layout, piece in zip(layouts, pieces, strict=True)]

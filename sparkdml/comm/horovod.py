@@ -1,0 +1,206 @@
+"""The communicator over Horovod; the only module that imports it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from sparkdml.comm.alarm import Alarm
+from sparkdml.comm.base import Communicator, ReduceOp, Work, World
+from sparkdml.comm.composed import ComposedCommunicator
+from sparkdml.comm.environment import process_environment, temporary_environment
+from sparkdml.comm.horovod_work import HorovodWork, Names, communication_errors
+from sparkdml.comm.torch import ARRIVAL_TIMEOUT_SECONDS, TorchCommunicator
+from sparkdml.comm.torch_groups import connect_store, make_groups
+from sparkdml.errors import CommunicationError, SetupError
+
+# What Horovod reads when it is initialised; the user's own settings go before these.
+SETTINGS = {
+    # Fusion joins whatever tensors happen to be ready, so the order of additions, and with three
+    # ranks or more the result, would depend on timing.
+    "HOROVOD_FUSION_THRESHOLD": "0",
+    # How far apart ranks may come; a lost one is noticed at once all the same.
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
+}
+# With both of these set, Horovod 0.28 crashes when it is initialised a second time in a process:
+# it removes each from the values that its tuner holds, and then writes a default into none. So
+# the cycle time is left to the user, although a shorter one answers small allreduces sooner.
+TUNED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
+
+ABORT_PATIENCE_SECONDS = 2.0
+
+
+class HorovodCommunicator(ComposedCommunicator):
+    """Made by `open`. Groups made by `split` communicate through torch: see `_open_split`."""
+
+    native_dtypes = frozenset(
+        {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32}
+    )
+
+    def __init__(
+        self,
+        hvd: Any,
+        world: World,
+        store: Store | None,
+        alarm: Alarm | None,
+        *,
+        shut_down_on_close: bool,
+    ) -> None:
+        self.rank, self.size = world.rank, world.size
+        self._hvd, self._world = hvd, world
+        self._store, self._alarm = store, alarm
+        self._shut_down_on_close = shut_down_on_close
+        self._names = Names()
+        self._ops = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
+        self._closed = False
+        self._num_splits = 0
+
+    @classmethod
+    def open(
+        cls, world: World, arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS
+    ) -> HorovodCommunicator:
+        """Initialise Horovod; if the user's code did so already, use that and leave it alone."""
+        hvd = _import_horovod()
+        ours = not hvd.is_initialized()
+        if not ours and (hvd.rank(), hvd.size()) != (world.rank, world.size):
+            raise SetupError(
+                f"Horovod is initialised already, as rank {hvd.rank()} of {hvd.size()}, but this "
+                f"worker is rank {world.rank} of {world.size}. Call hvd.shutdown() first."
+            )
+        store, alarm = None, None
+        if world.store_port:
+            # Where a peer doesn't come, Horovod ends the whole process. So first see that all are
+            # there: that fails with an error that names the missing.
+            store, alarm = connect_store(world, arrival_timeout_seconds)
+        if ours:
+            _initialise(hvd, world)
+        return cls(hvd, world, store, alarm, shut_down_on_close=ours)
+
+    def _run(self, kind: str, start: Callable[[str], Any]) -> HorovodWork:
+        if self._closed:
+            raise CommunicationError("this communicator is closed")
+        name = self._names.next(kind)
+        with communication_errors(self._alarm):
+            work = HorovodWork(self._hvd, start(name), self._alarm)
+        self._names.started(name, work)
+        return work
+
+    def _start_allreduce(self, tensor: Tensor, op: ReduceOp) -> Work:
+        flat = tensor.view(-1)
+        return self._run(
+            f"allreduce.{op}.{tensor.dtype}.{flat.numel()}",
+            lambda name: self._hvd.allreduce_async_(flat, name=name, op=self._ops[op]),
+        )
+
+    def _broadcast_words(self, words: Tensor, root: int) -> None:
+        self._run(
+            f"broadcast.{root}.{words.dtype}.{words.numel()}",
+            lambda name: self._hvd.broadcast_async_(words, root, name=name),
+        ).wait()
+
+    def _allgather_words(self, words: Tensor, counts: Sequence[int]) -> Tensor:
+        # The name must not tell this rank's own count: that differs from rank to rank.
+        work = self._run(
+            f"allgather.{words.dtype}.{sum(counts)}",
+            lambda name: self._hvd.allgather_async(words, name=name),
+        )
+        work.wait()
+        gathered: Tensor = work.result
+        return gathered
+
+    def _exchange_words(
+        self, words: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
+        splits = torch.tensor(send_counts, dtype=torch.int32)
+        work = self._run(
+            f"alltoall.{words.dtype}",
+            lambda name: self._hvd.alltoall_async(words, splits, name=name),
+        )
+        work.wait()
+        received: Tensor = work.result[0]
+        assert received.numel() == sum(receive_counts)
+        return received
+
+    def barrier(self) -> None:
+        # Not hvd.barrier: that one spins while it waits.
+        self.allreduce_(torch.zeros(1, dtype=torch.int32))
+
+    def _payload_device(self) -> torch.device:
+        return torch.device(self._world.device)
+
+    def _open_split(self, ranks: Sequence[int], color: int) -> Communicator:
+        # Horovod's process sets don't serve here: all ranks of the world would have to add and
+        # remove each of them together, so that a group could neither be split nor closed by its
+        # own members; they double the latency of every allreduce, used or not; and with one of
+        # them there, a lost peer ends the other processes.
+        if self._store is None or self._alarm is None:
+            raise SetupError("split needs World.store_port, the port of the driver's TCPStore")
+        self._num_splits += 1
+        store = PrefixStore(f"split/{self._num_splits}/{color}", self._store)
+        rank, size = list(ranks).index(self.rank), len(ranks)
+        kinds = ["cpu", "cuda"] if self._world.device.startswith("cuda") else ["cpu"]
+        groups = make_groups(store, rank, size, kinds, self._world.interface)
+        return TorchCommunicator(groups, rank, size, store, self._alarm, self._world.interface)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        try:
+            # Horovod ends for all ranks as soon as one of them leaves.
+            self.barrier()
+        except CommunicationError:
+            self.abort()
+            raise
+        self._closed = True
+        if self._shut_down_on_close:
+            self._hvd.shutdown()
+
+    def abort(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.sound(f"rank {self.rank} of {self.size} aborted")
+        if self._shut_down_on_close:
+            # Shutting down is agreed on with the peers: one that hangs must not hold us.
+            leaving = threading.Thread(
+                target=self._hvd.shutdown, name="sparkdml-abort", daemon=True
+            )
+            leaving.start()
+            leaving.join(ABORT_PATIENCE_SECONDS)
+
+
+def _import_horovod() -> Any:
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        raise SetupError(
+            f"Horovod can't be imported: {error}. Run `sparkdml install-horovod`, which builds it "
+            "for the torch that is installed, or choose backend='torch'."
+        ) from error
+    return hvd
+
+
+_tuned_so_far: set[str] = set()
+
+
+def _initialise(hvd: Any, world: World) -> None:
+    if _tuned_so_far.issuperset(TUNED):
+        raise SetupError(
+            f"{' and '.join(TUNED)} were both set when Horovod was first initialised in this "
+            "process, so a second time would crash it. Unset HOROVOD_CYCLE_TIME, or set "
+            "spark.python.worker.reuse=false."
+        )
+    settings = {name: value for name, value in SETTINGS.items() if name not in os.environ}
+    with temporary_environment({**settings, **process_environment(world)}):
+        _tuned_so_far.update(name for name in TUNED if name in os.environ)
+        try:
+            hvd.init()
+        except (RuntimeError, ValueError) as error:
+            raise CommunicationError(f"rank {world.rank} can't reach its peers") from error

@@ -1,0 +1,101 @@
+"""What a tensor looks like, as numbers that travel ahead of it; and its content as plain words.
+
+Backends differ in the dtypes that they move, and their gathers want to know sizes beforehand. So
+content travels as words of the tensor's own item size, and its dtype and shape as a fixed number
+of integers: a receiver needs to know nothing in advance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparkdml.errors import ParameterError
+
+MAX_DIMENSIONS = 8
+LAYOUT_LENGTH = 2 + MAX_DIMENSIONS
+
+# A dtype travels as its place in this list: append, never reorder.
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+# Two bytes travel as float16, because not every backend moves int16; no arithmetic is done on them.
+_WORDS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The dtype and shape of one tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+    @classmethod
+    def decode(cls, numbers: Sequence[int]) -> Layout:
+        return cls(_DTYPES[numbers[0]], tuple(numbers[2 : 2 + numbers[1]]))
+
+    def encode(self) -> list[int]:
+        if self.dtype not in _DTYPES:
+            raise ParameterError("tensor.dtype", self.dtype, "a plain number type")
+        if len(self.shape) > MAX_DIMENSIONS:
+            allowed = f"of at most {MAX_DIMENSIONS} dimensions"
+            raise ParameterError("tensor.shape", self.shape, allowed, "Flatten some of them.")
+        padding = [0] * (MAX_DIMENSIONS - len(self.shape))
+        return [_DTYPES.index(self.dtype), len(self.shape), *self.shape, *padding]
+
+    @property
+    def num_words(self) -> int:
+        words_an_item = 2 if self.dtype.itemsize == 16 else 1
+        return math.prod(self.shape) * words_an_item
+
+    def from_words(self, words: Tensor) -> Tensor:
+        return words.view(self.dtype).view(self.shape)
+
+
+def to_words(tensor: Tensor) -> Tensor:
+    """The content as a flat tensor of words; shares memory where the tensor is contiguous."""
+    plain = tensor.detach()
+    if plain.is_complex():
+        plain = plain.resolve_conj()
+    return plain.contiguous().view(-1).view(_WORDS[plain.dtype.itemsize])
+
+
+def check_alike(layouts: Sequence[Layout]) -> None:
+    """Every rank's tensor has the same dtype and the same shape but for the first dimension."""
+    first = layouts[0]
+    for rank, layout in enumerate(layouts):
+        if (
+            layout.dtype != first.dtype
+            or len(layout.shape) != len(first.shape)
+            or layout.shape[1:] != first.shape[1:]
+        ):
+            raise ParameterError(
+                "tensor",
+                f"{layout.dtype} {layout.shape} on rank {rank} and "
+                f"{first.dtype} {first.shape} on rank 0",
+                "alike on all ranks but for the first dimension",
+            )

@@ -1,0 +1,242 @@
+"""A communicator whose ranks are threads of one process: strategies are tested in milliseconds.
+
+It adds in rank order, and it says so when ranks call different collectives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sparkdml.comm import arguments
+from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
+from sparkdml.comm.layout import Layout, check_alike
+from sparkdml.comm.reductions import reduce_in_rank_order
+from sparkdml.comm.splitting import members
+from sparkdml.comm.thread_hub import ThreadHub
+from sparkdml.errors import CommunicationError, ParameterError
+
+Result = TypeVar("Result")
+
+
+def run_threads(
+    size: int, fn: Callable[[Communicator], Result], timeout_seconds: float = 60.0
+) -> list[Result]:
+    """Run `fn(comm)` on every rank and return the results in rank order.
+
+    When ranks raise, the others are released with a CommunicationError, and the error that came
+    first is raised here. A wait of more than `timeout_seconds` counts as an error too.
+    """
+    if size < 1:
+        raise ParameterError("size", size, "at least 1")
+    hub = ThreadHub(timeout_seconds)
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
+
+    def run_rank(rank: int) -> None:
+        try:
+            with ThreadsCommunicator(hub, "world", range(size), rank) as comm:
+                results[rank] = fn(comm)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=run_rank, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(size)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        hub.fail("the run was interrupted")
+        raise
+    if errors:
+        # Those that were only released are effects; the cause is the first of another kind.
+        causes = [error for error in errors if not isinstance(error, CommunicationError)]
+        raise (causes or errors)[0]
+    return [results[rank] for rank in range(size)]
+
+
+class _Pending:
+    """An allreduce under way: what all ranks brought is reduced when this rank waits for it."""
+
+    def __init__(self, collect: Callable[[], list[Tensor]], target: Tensor, op: ReduceOp) -> None:
+        self._collect: Callable[[], list[Tensor]] | None = collect
+        self._target, self._op = target, op
+
+    def wait(self) -> None:
+        if self._collect is not None:
+            collect, self._collect = self._collect, None
+            self._target.copy_(reduce_in_rank_order(collect(), self._op))
+
+
+class _Sent:
+    def wait(self) -> None:
+        return
+
+
+class _Receiving:
+    def __init__(self, receive: Callable[[], object]) -> None:
+        self._receive: Callable[[], object] | None = receive
+
+    def wait(self) -> None:
+        if self._receive is not None:
+            receive, self._receive = self._receive, None
+            receive()
+
+
+class ThreadsCommunicator(Communicator):
+    """One rank of a group; `ranks` are the members' ranks in the world, in this group's order."""
+
+    def __init__(self, hub: ThreadHub, group: str, ranks: Sequence[int], rank: int) -> None:
+        self.rank, self.size = rank, len(ranks)
+        self._hub, self._group, self._ranks = hub, group, tuple(ranks)
+        self._sequence = 0
+        self._closed = False
+
+    def _begin(self, call: str, value: Any) -> Callable[[], list[Any]]:
+        """Bring a value; what is returned waits for everybody's."""
+        if self._closed:
+            raise CommunicationError("this communicator is closed")
+        sequence = self._sequence
+        self._sequence += 1
+        self._hub.deposit(self._group, sequence, self._ranks[self.rank], call, value)
+        return lambda: self._hub.collect(self._group, sequence, self._ranks)
+
+    def _exchange(self, call: str, value: Any) -> list[Any]:
+        return self._begin(call, value)()
+
+    def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
+        arguments.check_reduction(tensor, op)
+        call = f"allreduce({_describe(tensor)}, {op})"
+        return _Pending(self._begin(call, _copy(tensor)), tensor.detach(), op)
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
+        arguments.check_rank("root", root, self.size)
+        call = f"broadcast({_describe(tensor)}, root={root})"
+        values = self._exchange(call, _copy(tensor) if self.rank == root else None)
+        if self.rank != root:
+            tensor.detach().copy_(values[root])
+        return tensor
+
+    def allgather(self, tensor: Tensor) -> list[Tensor]:
+        return self._gather("allgather", tensor)
+
+    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        arguments.check_one_for_each_rank(tensors, self.size)
+        arguments.check_one_dtype(tensors)
+        rows = self._exchange("alltoall", [_copy(tensor) for tensor in tensors])
+        received = [row[self.rank] for row in rows]
+        check_alike([Layout(tensor.dtype, ()) for tensor in received])
+        return received
+
+    def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        arguments.check_reduction(tensor, op)
+        arguments.check_scatterable(tensor)
+        values = self._exchange(f"reduce_scatter({_describe(tensor)}, {op})", _copy(tensor))
+        parts = [torch.tensor_split(value, self.size)[self.rank] for value in values]
+        return reduce_in_rank_order(parts, op)
+
+    def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
+        arguments.check_rank("root", root, self.size)
+        return self.allreduce_(tensor, op)
+
+    def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
+        arguments.check_rank("root", root, self.size)
+        values = self._gather(f"gather(root={root})", tensor)
+        return values if self.rank == root else None
+
+    def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
+        arguments.check_scattered(tensors, self.rank, self.size, root)
+        value = None if tensors is None else [_copy(tensor) for tensor in tensors]
+        part: Tensor = self._exchange(f"scatter(root={root})", value)[root][self.rank]
+        return part
+
+    def barrier(self) -> None:
+        self._exchange("barrier", None)
+
+    def split(self, color: int, key: int | None = None) -> ThreadsCommunicator:
+        sequence = self._sequence
+        choices = self._exchange("split", (color, self.rank if key is None else key))
+        colors, keys = [color for color, _ in choices], [key for _, key in choices]
+        mine = members(colors, keys, self.rank)
+        return ThreadsCommunicator(
+            self._hub,
+            f"{self._group}/{sequence}.{color}",
+            [self._ranks[rank] for rank in mine],
+            mine.index(self.rank),
+        )
+
+    @property
+    def point_to_point(self) -> PointToPoint:
+        return _Messages(self._hub, self._group, self._ranks, self.rank)
+
+    def close(self) -> None:
+        # Only the world's communicator is the end of a rank: others go on after a group is closed.
+        if not self._closed and self._group == "world":
+            self._hub.depart(self._ranks[self.rank])
+        self._closed = True
+
+    def abort(self) -> None:
+        self._hub.fail(f"rank {self._ranks[self.rank]} aborted")
+        self.close()
+
+    def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
+        values: list[Tensor] = self._exchange(call, _copy(tensor))
+        check_alike([Layout.of(value) for value in values])
+        # Each rank gets copies of its own, as it would from another process.
+        return [value.clone() for value in values]
+
+
+class _Messages:
+    """Buffered messages: a send never waits for the receiver."""
+
+    def __init__(self, hub: ThreadHub, group: str, ranks: Sequence[int], rank: int) -> None:
+        self._hub, self._group, self._ranks, self._rank = hub, group, ranks, rank
+        self._me = ranks[rank]
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
+        arguments.check_peer("to", to, self._rank, len(self._ranks))
+        self._hub.post(self._group, self._me, self._ranks[to], tag, _copy(tensor))
+
+    def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        if source is not None:
+            self.irecv_(tensor, source, tag).wait()
+            return source
+        others = [who for who in self._ranks if who != self._me]
+        who, received = self._hub.receive_any(self._group, others, self._me, tag)
+        _fill(tensor, received)
+        return self._ranks.index(who)
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        self.send(tensor, to, tag)
+        return _Sent()
+
+    def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        arguments.check_peer("source", source, self._rank, len(self._ranks))
+        who = self._ranks[source]
+        number = self._hub.claim(self._group, who, self._me, tag)
+        return _Receiving(
+            lambda: _fill(tensor, self._hub.receive(self._group, who, self._me, tag, number))
+        )
+
+
+def _fill(tensor: Tensor, received: Tensor) -> None:
+    if received.shape != tensor.shape or received.dtype != tensor.dtype:
+        allowed = f"like the message, which is {_describe(received)}"
+        raise ParameterError("tensor", _describe(tensor), allowed)
+    tensor.detach().copy_(received)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"

@@ -1,0 +1,207 @@
+"""The communicator over torch.distributed: gloo for tensors on the CPU, NCCL for those on GPUs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from sparkdml.comm.alarm import Alarm
+from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
+from sparkdml.comm.composed import ComposedCommunicator
+from sparkdml.comm.torch_groups import (
+    Groups,
+    connect_store,
+    default_groups,
+    fresh_prefix,
+    group_for,
+    init_default_group,
+    make_groups,
+)
+from sparkdml.comm.torch_messages import TorchMessages
+from sparkdml.comm.torch_work import PlainWork, TorchWork, failed
+from sparkdml.errors import CommunicationError, SetupError
+
+ARRIVAL_TIMEOUT_SECONDS = 120.0
+ABORT_PATIENCE_SECONDS = 1.0
+
+_OPS: dict[str, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+
+def _allreduce_options(op: str) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = _OPS[op]
+    return options
+
+
+_ALLREDUCE_OPTIONS = {op: _allreduce_options(op) for op in _OPS}
+
+
+class TorchCommunicator(ComposedCommunicator):
+    """Made by `open`, or by `split`. When a peer is lost, calls raise CommunicationError.
+
+    After `abort`, peers that wait for this rank raise within a second: by their sockets or, where
+    gloo can't be interrupted, by the alarm.
+    """
+
+    native_dtypes = frozenset(
+        {
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.int32,
+            torch.int8,
+            torch.uint8,
+        }
+    )
+
+    def __init__(
+        self,
+        groups: Groups,
+        rank: int,
+        size: int,
+        store: Store,
+        alarm: Alarm,
+        interface: str | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._groups, self._store, self._interface = groups, store, interface
+        self._alarm = alarm
+        self._on_close = on_close
+        self._num_splits = 0
+        self.metadata_device = torch.device("cpu" if "cpu" in groups else "cuda")
+
+    @classmethod
+    def open(
+        cls, world: World, arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS
+    ) -> TorchCommunicator:
+        """Join torch's default group; one that the user's code made is used and left alone."""
+        if dist.is_initialized():
+            found = (dist.get_rank(), dist.get_world_size())
+            if found != (world.rank, world.size):
+                raise SetupError(
+                    f"torch.distributed is initialised already, as rank {found[0]} of {found[1]}, "
+                    f"but this worker is rank {world.rank} of {world.size}. Call "
+                    "destroy_process_group() first, or initialise it from the environment."
+                )
+            server = dist.distributed_c10d._get_default_store()
+            store, alarm = fresh_prefix(server, world.rank), Alarm(server)
+            return cls(default_groups(), world.rank, world.size, store, alarm, world.interface)
+        store, alarm = connect_store(world, arrival_timeout_seconds)
+        return cls(
+            init_default_group(store, world),
+            world.rank,
+            world.size,
+            store,
+            alarm,
+            world.interface,
+            on_close=dist.destroy_process_group,
+        )
+
+    def _begin(self, start: Callable[[Any], Any], device: torch.device) -> Work:
+        """Start a collective in the group for this device."""
+        group = group_for(self._groups, device)
+        try:
+            work = start(group)
+        except RuntimeError as error:
+            raise failed(error, self._alarm) from error
+        return (PlainWork if device.type == "cuda" else TorchWork)(work, self._alarm)
+
+    def _start_allreduce(self, tensor: Tensor, op: ReduceOp) -> Work:
+        options = _ALLREDUCE_OPTIONS[op]
+        return self._begin(lambda group: group.allreduce([tensor], options), tensor.device)
+
+    def _broadcast_words(self, words: Tensor, root: int) -> None:
+        self._start_broadcast(words, root).wait()
+
+    def _start_broadcast(self, words: Tensor, root: int) -> Work:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        return self._begin(lambda group: group.broadcast([words], options), words.device)
+
+    def _allgather_words(self, words: Tensor, counts: Sequence[int]) -> Tensor:
+        gathered = words.new_empty(sum(counts))
+        if len(set(counts)) == 1:
+            self._begin(lambda group: group._allgather_base(gathered, words), words.device).wait()
+            return gathered
+        # Gloo gathers equal sizes only. A broadcast from each rank moves nothing needlessly, where
+        # padding to the longest could need many times the memory.
+        pieces = torch.split(gathered, list(counts))
+        pieces[self.rank].copy_(words)
+        under_way = [
+            self._start_broadcast(piece, root)
+            for root, piece in enumerate(pieces)
+            if piece.numel() > 0
+        ]
+        for work in under_way:
+            work.wait()
+        return gathered
+
+    def _exchange_words(
+        self, words: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
+        received = words.new_empty(sum(receive_counts))
+        self._begin(
+            lambda group: group.alltoall_base(
+                received, words, list(receive_counts), list(send_counts), dist.AllToAllOptions()
+            ),
+            words.device,
+        ).wait()
+        return received
+
+    def _payload_device(self) -> torch.device:
+        return torch.device("cuda" if "cuda" in self._groups else "cpu")
+
+    def barrier(self) -> None:
+        self._begin(lambda group: group.barrier(), self.metadata_device).wait()
+
+    def _open_split(self, ranks: Sequence[int], color: int) -> TorchCommunicator:
+        self._num_splits += 1
+        store = PrefixStore(f"split/{self._num_splits}/{color}", self._store)
+        rank, size = list(ranks).index(self.rank), len(ranks)
+        groups = make_groups(store, rank, size, self._groups, self._interface)
+        return TorchCommunicator(groups, rank, size, store, self._alarm, self._interface)
+
+    @property
+    def point_to_point(self) -> PointToPoint:
+        return TorchMessages(self._groups, self.rank, self.size, self._alarm)
+
+    def close(self) -> None:
+        if not self._groups:
+            return
+        try:
+            # Who leaves first would cut off what others are still reading.
+            self.barrier()
+        except CommunicationError:
+            self.abort()
+            raise
+        self._release()
+
+    def abort(self) -> None:
+        if not self._groups:
+            return
+        self._alarm.sound(f"rank {self.rank} of {self.size} aborted")
+        # Releasing a group waits for what is under way in it, which may never end.
+        releasing = threading.Thread(target=self._release, name="sparkdml-abort", daemon=True)
+        releasing.start()
+        releasing.join(ABORT_PATIENCE_SECONDS)
+
+    def _release(self) -> None:
+        self._groups, groups = {}, self._groups
+        on_close, self._on_close = self._on_close, None
+        groups.clear()
+        if on_close is not None:
+            on_close()

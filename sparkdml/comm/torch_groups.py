@@ -1,0 +1,127 @@
+"""torch's process groups, one for each kind of device, made on a store of our own.
+
+The groups' own methods are called, not the `torch.distributed` functions around them, whose checks
+and dispatcher add to every small allreduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from sparkdml.comm.alarm import Alarm
+from sparkdml.comm.base import World
+from sparkdml.comm.environment import temporary_environment
+from sparkdml.errors import CommunicationError, ParameterError
+
+# torch's own default. A lost peer closes its sockets and is noticed at once; one that hangs is
+# noticed by the driver; a collective that merely waits for a slow rank must not fail.
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+# "cpu" or "cuda" -> torch's backend for it; typed Any because torch's stubs lack its collectives
+Groups = dict[str, Any]
+
+
+def connect_store(world: World, arrival_timeout_seconds: float) -> tuple[Store, Alarm]:
+    """The driver's store, under a fresh prefix for each opening, once all ranks are there."""
+    address = f"{world.rendezvous_host}:{world.store_port}"
+    try:
+        server = TCPStore(
+            world.rendezvous_host,
+            world.store_port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=arrival_timeout_seconds),
+        )
+        alarm = Alarm(server)
+        alarm.check()
+        store = fresh_prefix(server, world.rank)
+        _wait_for_all_ranks(store, world, arrival_timeout_seconds)
+        server.set_timeout(COLLECTIVE_TIMEOUT)
+    except CommunicationError:
+        raise
+    except RuntimeError as error:
+        raise CommunicationError(f"rank {world.rank} can't use the store at {address}") from error
+    return store, alarm
+
+
+def fresh_prefix(server: Store, rank: int) -> Store:
+    """A part of the store that no earlier opening has used; all ranks open equally often."""
+    opening = server.add(f"sparkdml/openings/{rank}", 1)
+    return PrefixStore(f"sparkdml/{opening}", server)
+
+
+def _wait_for_all_ranks(store: Store, world: World, timeout_seconds: float) -> None:
+    names = [f"arrived/{rank}" for rank in range(world.size)]
+    store.set(names[world.rank], "")
+    try:
+        store.wait(names, timedelta(seconds=timeout_seconds))
+    except dist.DistStoreError as error:
+        missing = [rank for rank, name in enumerate(names) if not store.check([name])]
+        raise CommunicationError(
+            f"ranks {missing} did not come within {timeout_seconds:g} s (arrival_timeout_seconds)"
+        ) from error
+
+
+def init_default_group(store: Store, world: World) -> Groups:
+    """torch's default group, so that the user's own `torch.distributed` calls work as well."""
+    on_cuda = world.device.startswith("cuda")
+    with temporary_environment(interface_variables(world.interface)):
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+                store=store,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=COLLECTIVE_TIMEOUT,
+                device_id=torch.device(world.device) if on_cuda else None,
+            )
+        except RuntimeError as error:
+            raise CommunicationError(f"rank {world.rank} can't reach its peers") from error
+    return default_groups()
+
+
+def default_groups() -> Groups:
+    """What torch's default group, ours or the user's, has for each kind of device."""
+    group = dist.group.WORLD
+    assert group is not None
+    # Gloo says of itself that it serves every kind of device, also where torch has none of them.
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    served = {device.type for device in group._device_types}
+    return {kind: group._get_backend(torch.device(kind)) for kind in kinds if kind in served}
+
+
+def group_for(groups: Groups, device: torch.device) -> Any:
+    if not groups:
+        raise CommunicationError("this communicator is closed")
+    if device.type not in groups:
+        allowed = f"on {' or '.join(sorted(groups))}"
+        raise ParameterError("tensor.device", device, allowed, "Move the tensor there first.")
+    return groups[device.type]
+
+
+def make_groups(
+    store: Store, rank: int, size: int, kinds: Iterable[str], interface: str | None
+) -> Groups:
+    """Groups that torch's registry doesn't know: any order of ranks, and gone when closed."""
+    groups: Groups = {}
+    with temporary_environment(interface_variables(interface)):
+        try:
+            for kind in kinds:
+                backend: Any = dist.ProcessGroupNCCL if kind == "cuda" else dist.ProcessGroupGloo
+                place = PrefixStore(kind, store)
+                groups[kind] = backend(place, rank, size, COLLECTIVE_TIMEOUT)
+        except RuntimeError as error:
+            raise CommunicationError(f"rank {rank} of a group can't reach the others") from error
+    return groups
+
+
+def interface_variables(interface: str | None) -> dict[str, str]:
+    if interface is None:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

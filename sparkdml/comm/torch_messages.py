@@ -1,0 +1,69 @@
+"""Point to point over a torch process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from sparkdml.comm import arguments
+from sparkdml.comm.alarm import Alarm
+from sparkdml.comm.base import Work
+from sparkdml.comm.layout import to_words
+from sparkdml.comm.torch_groups import Groups, group_for
+from sparkdml.comm.torch_work import PlainWork, failed
+
+
+class _Receiving:
+    """A message on its way into a buffer, and from there to where it belongs."""
+
+    def __init__(self, work: Work, buffer: Tensor, target: Tensor) -> None:
+        self._work, self._buffer, self._target = work, buffer, target
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._buffer is not self._target:
+            self._target.copy_(self._buffer)
+
+
+class TorchMessages:
+    """Sends wait until the message has left; a tensor must not change before `isend`'s work ends.
+
+    Sender and receiver agree on dtype and shape. Gloo receives from anyone, NCCL does not.
+    """
+
+    def __init__(self, groups: Groups, rank: int, size: int, alarm: Alarm) -> None:
+        self._groups, self._rank, self._size, self._alarm = groups, rank, size, alarm
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
+        self.isend(tensor, to, tag).wait()
+
+    def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        if source is not None:
+            self.irecv_(tensor, source, tag).wait()
+            return source
+        target = tensor.detach()
+        buffer = target.contiguous()
+        work = self._begin(tensor, lambda group: group.recv_anysource([to_words(buffer)], tag))
+        _Receiving(work, buffer, target).wait()
+        return work.source
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        arguments.check_peer("to", to, self._rank, self._size)
+        return self._begin(tensor, lambda group: group.send([to_words(tensor)], to, tag))
+
+    def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        arguments.check_peer("source", source, self._rank, self._size)
+        target = tensor.detach()
+        buffer = target.contiguous()
+        work = self._begin(tensor, lambda group: group.recv([to_words(buffer)], source, tag))
+        return _Receiving(work, buffer, target)
+
+    def _begin(self, tensor: Tensor, start: Callable[[Any], Any]) -> PlainWork:
+        group = group_for(self._groups, tensor.device)
+        try:
+            # Plain: when a message is late, waiting with a time-out would break all connections.
+            return PlainWork(start(group), self._alarm)
+        except RuntimeError as error:
+            raise failed(error, self._alarm) from error

@@ -1,0 +1,19 @@
+"""A daemon for Spark's Python workers that has the heavy imports behind it.
+
+Named by `spark.python.daemon.module`; Spark forks every Python worker from it. It must never touch
+CUDA, which does not survive a fork.
+"""
+
+import contextlib
+
+import numpy  # noqa: F401  # imported for the workers that are forked from here
+import pyarrow  # noqa: F401
+import pyspark.daemon
+import torch  # noqa: F401
+
+import sparkdml.runtime.worker  # noqa: F401
+
+if __name__ == "__main__":
+    with contextlib.suppress(ImportError):  # without Horovod, the torch backend serves
+        import horovod.torch  # noqa: F401
+    pyspark.daemon.manager()

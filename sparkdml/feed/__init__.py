@@ -1,0 +1,1 @@
+"""From Spark's partitions to tensors: shards, Arrow, a spool on local disk, shuffled batches."""

@@ -1,0 +1,149 @@
+"""The driver's side of the feed: cut a DataFrame into shards by a hash of the row, one way only.
+
+`repartition(n)` gives other partitions from job to job; a hash of the row's content does not. Rows
+with the same content are interchangeable, so nothing else is needed to make two runs alike, on any
+number of cores. Each worker's rows arrive sorted by hash.
+
+While Spark writes the shuffle, it also counts: rows, nulls, the shortest and longest array. Those
+facts are there before the first worker starts, so bad rows are found before the first step.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.feed.arrow import HASH_COLUMN
+from sparkdml.feed.columns import Column
+from sparkdml.feed.feed import FeedPlan
+from sparkdml.feed.order import SHARD_BITS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+FACTS = "sparkdml"
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the shuffle found out about the rows."""
+
+    num_rows: int
+    num_validation_rows: int = 0
+    hash_sum: int = 0
+    hash_xor: int = 0
+    nulls: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def problem(self) -> str | None:
+        """Why the rows can't be trained on, or None."""
+        for name, count in self.nulls.items():
+            if count:
+                return f"column {name!r} has nulls in {count:,} of {self.num_rows:,} rows"
+        for name, (shortest, longest) in self.lengths.items():
+            if shortest != longest:
+                return f"column {name!r} has between {shortest} and {longest} elements a row"
+        return None
+
+
+def shard_dataframe(df: DataFrame, plan: FeedPlan, num_workers: int) -> DataFrame:
+    """The rows with their hash, in one partition a worker, each sorted by hash."""
+    from pyspark.sql import functions as F
+
+    columns = [_readable(column).alias(column.name) for column in plan.columns]
+    fed = {column.name for column in plan.columns}
+    if isinstance(plan.validation, str) and plan.validation not in fed:
+        columns.append(F.col(_quoted(plan.validation)))
+        fed.add(plan.validation)
+    hashed = df.select(*columns).withColumn(
+        HASH_COLUMN, F.xxhash64(F.lit(plan.seed), *(F.col(_quoted(name)) for name in sorted(fed)))
+    )
+    counted = hashed.observe(FACTS, *_fact_columns(plan, df))
+    shard = F.shiftrightunsigned(HASH_COLUMN, 64 - SHARD_BITS)
+    owner = (shard % F.lit(num_workers)).cast("int")  # as order.owner_of says
+    # Different rows with one hash are rare but possible: their content decides.
+    ties = [_quoted(column.name) for column in plan.columns if column.kind != "vector"]
+    return counted.repartitionById(num_workers, owner).sortWithinPartitions(HASH_COLUMN, *ties)
+
+
+def read_facts(query: DataFrame) -> DataFacts | None:
+    """The facts of a running query, once its shuffle is written; None where Spark can't tell."""
+    observed = query._jdf.queryExecution().observedMetrics().get(FACTS)
+    return None if observed.isEmpty() else facts_of(json.loads(observed.get().json()))
+
+
+def facts_of(observed: dict[str, Any]) -> DataFacts:
+    """Spark's row of observed metrics, which leaves out what is null, as facts."""
+    nulls, shortest, longest = (
+        {
+            key.partition(":")[2]: int(value)
+            for key, value in observed.items()
+            if key.startswith(kind + ":")
+        }
+        for kind in ("nulls", "shortest", "longest")
+    )
+    return DataFacts(
+        num_rows=observed["rows"],
+        num_validation_rows=observed.get("validation", 0),
+        hash_sum=observed.get("hash_sum", 0),
+        hash_xor=observed.get("hash_xor", 0),
+        nulls=nulls,
+        lengths={name: (shortest[name], longest[name]) for name in shortest},
+    )
+
+
+def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
+    from pyspark.sql import functions as F
+
+    hashes = F.col(HASH_COLUMN)
+    facts = {
+        "rows": F.count(F.lit(1)),
+        # The low 31 bits: a sum over four billion rows still fits into a long.
+        "hash_sum": F.sum(hashes.bitwiseAND(F.lit(0x7FFFFFFF))),
+        "hash_xor": F.bit_xor(hashes),
+    }
+    if isinstance(plan.validation, float):
+        held_out = hashes.bitwiseAND(F.lit(0xFFFFFF)) < F.lit(round(plan.validation * (1 << 24)))
+        facts["validation"] = F.count_if(held_out)  # as feed.is_validation says
+    elif plan.validation is not None:
+        facts["validation"] = F.count_if(F.col(_quoted(plan.validation)))
+    for column in plan.columns:
+        value = F.col(_quoted(column.name))
+        is_null = value.isNull()
+        if column.kind == "array" and column.depth == 1 and column.dtype != "bool":
+            # array_contains is null, not false, if the array has a null and not the number sought:
+            # compiled by Spark, unlike `exists`, which would cost as much as the whole shuffle.
+            is_null = is_null | F.array_contains(value, _rare(df, column)).isNull()
+        if column.kind == "array":
+            facts[f"shortest:{column.name}"] = F.min(F.size(value))
+            facts[f"longest:{column.name}"] = F.max(F.size(value))
+        if column.kind == "vector":
+            length = F.coalesce(value["size"], F.size(value["values"]))
+            facts[f"shortest:{column.name}"] = F.min(length)
+            facts[f"longest:{column.name}"] = F.max(length)
+        facts[f"nulls:{column.name}"] = F.count_if(is_null)
+    return [expression.alias(name) for name, expression in facts.items()]
+
+
+def _rare(df: DataFrame, column: Column) -> SparkColumn:
+    """A number that hardly any array has: a null beside it is found in the stream all the same."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType
+
+    kind = df.schema[column.name].dataType
+    assert isinstance(kind, ArrayType)
+    return F.lit(-1.2345678e-30 if column.is_floating else -101).cast(kind.elementType)
+
+
+def _readable(column: Column) -> SparkColumn:
+    from pyspark.sql import functions as F
+
+    value = F.col(_quoted(column.name))
+    return F.unwrap_udt(value) if column.kind == "vector" else value
+
+
+def _quoted(name: str) -> str:
+    """A column's name, taken as it is even if it has dots in it."""
+    return "`" + name.replace("`", "``") + "`"

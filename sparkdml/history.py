@@ -1,0 +1,111 @@
+"""The history of a fit: one row per epoch, as numbers, as a table, as curves."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.errors import SetupError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+_NOT_CURVES = {"epoch", "rows", "steps", "seconds", "rows_per_second"}
+_WHOLE = {"epoch", "rows", "steps"}
+
+
+class History(Sequence[dict[str, float]]):
+    """What was measured, epoch by epoch; the same numbers that the callbacks saw."""
+
+    def __init__(
+        self,
+        rows: Sequence[dict[str, float]],
+        stopped: str | None = None,
+        first_step_seconds: float | None = None,
+    ) -> None:
+        self._rows = [
+            {name: int(value) if name in _WHOLE else value for name, value in row.items()}
+            for row in rows
+        ]
+        self.stopped = stopped  # why the run ended before its last epoch, if it did
+        self.first_step_seconds = first_step_seconds  # from the call of fit to the first step
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, float]]:
+        return iter(self._rows)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._rows[0]) if self._rows else []
+
+    def __getattr__(self, name: str) -> list[float]:
+        """A column by its name: `history.val_loss`."""
+        if name.startswith("_") or name not in self.columns:
+            raise AttributeError(f"the history has no {name!r}: it has {', '.join(self.columns)}")
+        return [row[name] for row in self._rows]
+
+    def to_pandas(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self._rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self._rows,
+            "stopped": self.stopped,
+            "first_step_seconds": self.first_step_seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> History:
+        return cls(saved["rows"], saved.get("stopped"), saved.get("first_step_seconds"))
+
+    def plot(self, ax: Sequence[Axes] | None = None) -> Any:
+        """Curves over the epochs, one panel for the loss and one for each metric."""
+        try:
+            import matplotlib.pyplot as plt
+            from matplotlib.ticker import MaxNLocator
+        except ImportError as error:
+            raise SetupError("plots need matplotlib: pip install 'sparkdml[plot]'") from error
+        names = [n for n in self.columns if n not in _NOT_CURVES and not n.startswith("val_")]
+        if ax is None:
+            figure, made = plt.subplots(
+                1, max(1, len(names)), figsize=(5 * max(1, len(names)), 3.5), squeeze=False
+            )
+            ax = list(made[0])
+            figure.set_layout_engine("constrained")
+        for panel, name in zip(ax, names, strict=False):
+            panel.plot(self.epoch, getattr(self, name), marker="o", label="training")
+            if f"val_{name}" in self.columns:
+                panel.plot(self.epoch, getattr(self, f"val_{name}"), marker="o", label="validation")
+                panel.legend(frameon=False)
+            panel.set_title(name)
+            panel.set_xlabel("epoch")
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.spines[["top", "right"]].set_visible(False)
+        return ax[0].figure
+
+    def __repr__(self) -> str:
+        lines = ["  ".join(f"{name:>15}" for name in self.columns)]
+        lines += ["  ".join(f"{_show(value):>15}" for value in row.values()) for row in self._rows]
+        return "\n".join(lines + ([f"stopped: {self.stopped}"] if self.stopped else []))
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_show(value)}</td>" for value in row.values()) + "</tr>"
+            for row in self._rows
+        )
+        stopped = f"<p>stopped: {html.escape(self.stopped)}</p>" if self.stopped else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{stopped}"
+
+
+def _show(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

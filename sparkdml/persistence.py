@@ -1,0 +1,7 @@
+"""Saving and loading (placeholder while it is written)."""
+
+
+class EstimatorPersistence: ...
+
+
+class ModelPersistence: ...

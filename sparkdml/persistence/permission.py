@@ -1,0 +1,32 @@
+"""May a pickle be loaded? Loading one runs whatever code its file has, so somebody must say yes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+ALLOW_PICKLE_VARIABLE = "SPARKDML_ALLOW_PICKLE"
+
+_allowed: ContextVar[bool] = ContextVar("sparkdml_allow_pickle", default=False)
+
+
+@contextmanager
+def allow_pickle() -> Iterator[None]:
+    """Let `load` read pickled side files, in this thread and within this block alone.
+
+    Only for files that you trust as you trust a program: loading them runs their code.
+
+    >>> with sparkdml.allow_pickle():
+    ...     model = sparkdml.TorchModel.load(path)
+    """
+    token = _allowed.set(True)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def is_pickle_allowed() -> bool:
+    return _allowed.get() or os.environ.get(ALLOW_PICKLE_VARIABLE) == "1"

@@ -1,0 +1,122 @@
+"""A module apart from its weights: a skeleton of meta tensors, and safetensors beside it.
+
+A skeleton of importable classes is read by torch's weights-only unpickler, which may build nothing
+but the module classes that are named beside the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import threading
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from sparkdml.errors import DataError, SetupError
+from sparkdml.persistence.imports import NotPlain, import_object, import_path
+from sparkdml.training.job import encode_weights
+
+# torch keeps one list of allowed classes for the whole process.
+_SAFE_GLOBALS = threading.Lock()
+
+
+def take_apart(module: nn.Module) -> tuple[nn.Module, bytes | None]:
+    """The skeleton, and the weights if there are any. Tied weights stay tied in the skeleton."""
+    state: dict[str, Any] = module.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or isinstance(value, nn.UninitializedParameter):
+            raise NotPlain(f"its state {name!r} is no tensor of a known shape")
+    try:
+        skeleton = _replace(module, {id(v): _empty(v, "meta") for v in state.values()})
+    except Exception as error:  # a module's own __deepcopy__ may raise anything
+        raise NotPlain(f"it can't be copied: {error}") from error
+    if _shapes(skeleton) != _shapes(module):
+        raise NotPlain("its copy has another state than itself")
+    return skeleton, encode_weights(module) if state else None
+
+
+def put_together(skeleton: nn.Module, weights: bytes | None, file: str) -> nn.Module:
+    """A module like the one that was taken apart."""
+    state: dict[str, Tensor] = skeleton.state_dict(keep_vars=True)
+    module = _replace(skeleton, {id(v): _empty(v, "cpu") for v in state.values()})
+    if weights is not None:
+        try:
+            module.load_state_dict(safetensors.torch.load(weights))
+        except (safetensors.SafetensorError, RuntimeError) as error:
+            raise DataError(f"{file} does not hold the weights of its module: {error}") from error
+    return module
+
+
+def encode_skeleton(skeleton: nn.Module) -> tuple[bytes, list[str]]:
+    """The skeleton as bytes, and the import paths of what may be built from them."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(skeleton, buffer)
+    except Exception as error:  # hooks, handles and attributes of any kind
+        raise NotPlain(f"torch.save fails: {error}") from error
+    content = buffer.getvalue()
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+    paths = [import_path(_check_buildable(_find_loaded(name), name)) for name in sorted(names)]
+    try:
+        _load(content, paths, "the model")
+    except Exception as error:  # whatever the reader would stumble over, now is the time
+        raise NotPlain(f"it can't be read back as plain structure: {error}") from error
+    return content, paths
+
+
+def decode_skeleton(content: bytes, paths: list[str], file: str) -> nn.Module:
+    try:
+        skeleton = _load(content, paths, file)
+    except (SetupError, DataError):
+        raise
+    except Exception as error:  # the unpickler raises several kinds, all meaning the same
+        raise DataError(f"{file} can't be read as the structure of a module: {error}") from error
+    if not isinstance(skeleton, nn.Module):
+        raise DataError(f"{file} holds a {type(skeleton).__name__}, not an nn.Module")
+    return skeleton
+
+
+def _load(content: bytes, paths: list[str], wanted_by: str) -> Any:
+    allowed: list[Any] = [
+        _check_buildable(import_object(path, wanted_by), path) for path in paths
+    ]
+    with _SAFE_GLOBALS, torch.serialization.safe_globals(allowed):
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def _find_loaded(name: str) -> Any:
+    module_name, _, last = name.rpartition(".")
+    try:
+        return import_object(f"{module_name}:{last}", "it")
+    except SetupError as error:
+        raise NotPlain(f"it has {name} inside, which can't be imported") from error
+
+
+def _check_buildable(value: Any, name: str) -> Any:
+    """Only module classes, and the functions of torch.nn.functional that layers keep."""
+    is_module = inspect.isclass(value) and issubclass(value, nn.Module)
+    module_name = getattr(value, "__module__", None)
+    if not is_module and not (callable(value) and module_name == "torch.nn.functional"):
+        raise NotPlain(f"it has {name} inside, which is no nn.Module")
+    return value
+
+
+def _replace(module: nn.Module, replacements: dict[int, Tensor]) -> nn.Module:
+    """A deep copy in which some tensors are others; one tensor in two places stays one."""
+    memo: dict[int, Any] = dict(replacements)
+    return copy.deepcopy(module, memo)
+
+
+def _empty(tensor: Tensor, device: str) -> Tensor:
+    empty = torch.empty_like(tensor.detach(), device=device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}

@@ -1,0 +1,1 @@
+"""A run: a plan is shipped, a driver launches and watches, workers answer, a result comes back."""

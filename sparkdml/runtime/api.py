@@ -1,0 +1,137 @@
+"""`dml.run`: a function in every worker, with or without data. The layer below the estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.errors import ParameterError, SetupError
+from sparkdml.feed.columns import describe_columns
+from sparkdml.feed.feed import FeedPlan
+from sparkdml.runtime.context import Context
+from sparkdml.runtime.driver import launch
+from sparkdml.runtime.jobs import is_rdd
+from sparkdml.runtime.plan import Options, Resources
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def run(
+    fn: Callable[[Context], Any],
+    data: DataFrame | RDD[Any] | None = None,
+    num_workers: int | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    backend: str = "auto",
+    seed: int = 0,
+    cpus_per_worker: int | None = None,
+    gpus_per_worker: int = 0,
+    slot_timeout: float = 60.0,
+    heartbeat_timeout: float = 8.0,
+    on_event: Callable[[int, dict[str, Any]], None] | None = None,
+    name: str | None = None,
+    spark: SparkSession | None = None,
+) -> list[Any]:
+    """Run `fn(ctx)` in `num_workers` Spark tasks at once; their results in rank order.
+
+    Args:
+        fn: gets a `Context` with `rank`, `size`, `local_rank`, `device`, `comm`, `feed(...)`. An
+            unmodified Horovod or DDP script works too: `hvd.init()` and `env://` find their peers.
+        data: a DataFrame or an RDD; its rows are cut into shards by a hash of their content, and
+            each worker reads its own. None for a function that brings its own data.
+        num_workers: None takes every slot of the cluster.
+        columns: the columns of a DataFrame to feed; None for all.
+        backend: of `ctx.comm`: "horovod", "torch", or "auto" for Horovod where it is installed.
+        seed: of the shards, of the shuffling, and of torch, numpy and random in every worker.
+        cpus_per_worker: torch threads of each worker; None for spark.task.cpus.
+        gpus_per_worker: how many GPUs Spark must assign to each worker.
+        slot_timeout: how long to wait for executors that are still registering, in seconds.
+        heartbeat_timeout: after how many silent seconds a worker is given up.
+        on_event: called at the driver with (rank, message) for what `ctx.log` sends.
+        name: what the Spark UI shows.
+        spark: the session; None for the data's own, or the active one.
+
+    Raises:
+        WorkerError: a worker failed; has its rank, host and traceback.
+        NotEnoughSlots, SetupError, DataError, ParameterError: before any worker starts.
+    """
+    if not callable(fn):
+        raise ParameterError("fn", fn, "a function of one argument, the context")
+    session = find_session(data, spark)
+    options = Options(
+        num_workers=num_workers,
+        resources=find_resources(session, cpus_per_worker, gpus_per_worker),
+        backend=backend,
+        seed=seed,
+        slot_timeout=check_positive("slot_timeout", slot_timeout, or_zero=True),
+        heartbeat_timeout=check_positive("heartbeat_timeout", heartbeat_timeout),
+        name=name or f"sparkdml: {getattr(fn, '__name__', 'run')}",
+    )
+    return launch(
+        session, fn, options, data, make_feed_plan(data, columns, seed), on_event or _ignore
+    )
+
+
+def make_feed_plan(
+    data: DataFrame | RDD[Any] | None, columns: Sequence[str] | None, seed: int
+) -> FeedPlan | None:
+    if data is None:
+        return None
+    if is_rdd(data):
+        if columns is not None:
+            raise ParameterError(
+                "columns", columns, "None for an RDD", "Map the RDD to the fields that you need."
+            )
+        return FeedPlan((), seed)
+    from pyspark.sql import DataFrame
+
+    if not isinstance(data, DataFrame):
+        raise ParameterError("data", type(data).__name__, "a DataFrame, an RDD or None")
+    names = list(data.columns) if columns is None else list(columns)
+    if not names:
+        raise ParameterError("columns", names, "at least one column")
+    return FeedPlan(tuple(describe_columns(data.schema, names)), seed)
+
+
+def find_session(
+    data: DataFrame | RDD[Any] | None, spark: SparkSession | None = None
+) -> SparkSession:
+    """The classic session that the data belongs to, the active one, or a new local one."""
+    from pyspark.sql import DataFrame, SparkSession
+
+    if spark is None and isinstance(data, DataFrame):
+        spark = data.sparkSession
+    if spark is None:
+        spark = SparkSession.getActiveSession()
+    if spark is None:
+        from sparkdml.session import session_builder
+
+        spark = session_builder().getOrCreate()
+    if not hasattr(spark, "_jsparkSession"):
+        raise SetupError(
+            "training needs a classic Spark session, and this is a Spark Connect session: run the "
+            "script with spark-submit, or in a notebook attached to the cluster itself"
+        )
+    return spark
+
+
+def find_resources(spark: SparkSession, cpus: int | None, gpus: int) -> Resources:
+    if cpus is None:
+        cpus = int(spark.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
+    if cpus < 1:
+        raise ParameterError("cpus_per_worker", cpus, "at least 1, or None for spark.task.cpus")
+    if gpus not in (0, 1):
+        raise ParameterError("gpus_per_worker", gpus, "0 or 1", "A rank drives one GPU.")
+    return Resources(cpus, gpus)
+
+
+def check_positive(name: str, value: float, or_zero: bool = False) -> float:
+    if not (value > 0 or (or_zero and value == 0)):
+        raise ParameterError(name, value, "0 or more seconds" if or_zero else "more than 0 seconds")
+    return value
+
+
+def _ignore(rank: int, message: dict[str, Any]) -> None:
+    """Events that nobody asked for."""

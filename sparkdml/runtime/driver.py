@@ -1,0 +1,177 @@
+"""The driver's side of a run: check, launch one Spark job a role, watch, and bring results back.
+
+Each job runs on a thread of its own and in a job group of its own, so that the caller's thread can
+watch the workers, show progress, and cancel on Ctrl-C or on the first failure.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.comm.backends import resolve_backend
+from sparkdml.comm.rendezvous import Rendezvous
+from sparkdml.errors import SetupError, WorkerError
+from sparkdml.feed.feed import FeedPlan
+from sparkdml.runtime import preflight
+from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
+from sparkdml.runtime.jobs import Job, Parts, is_rdd, make_job
+from sparkdml.runtime.plan import Options, Plan, Role
+from sparkdml.runtime.wire import Message
+from sparkdml.runtime.worker import Body
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, SparkSession
+
+WATCH_SECONDS = 0.05
+LEAVE_SECONDS = 15.0  # Spark kills a task's Python process 2 s after the task was cancelled
+
+OnEvent = Callable[[int, Message], None]
+
+
+class Launch:
+    """One submission of a run: its jobs, its endpoint, its rendezvous."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        body: Body,
+        role: Role,
+        options: Options,
+        data: DataFrame | RDD[Any] | None,
+        feed: FeedPlan | None,
+        profile: ResourceProfile | None,
+        on_event: OnEvent,
+    ) -> None:
+        self._sc = spark.sparkContext
+        self._name = options.name
+        self._group = f"sparkdml-{uuid.uuid4()}"
+        self._parts: Parts = []
+        self._spark_error: Exception | None = None
+        host = preflight.driver_host(self._sc)
+        token = secrets.token_urlsafe(32)
+        self._rendezvous = Rendezvous(host)
+        self._endpoint = Endpoint(host, token, options.heartbeat_timeout, on_event, self._answer)
+        plan = Plan(
+            run_id=self._group,
+            role=role,
+            resources=options.resources,
+            driver_host=host,
+            driver_port=self._endpoint.port,
+            store_port=self._rendezvous.store_port,
+            kv_port=self._rendezvous.kv_port,
+            token=token,
+            backend=resolve_backend(options.backend, role.count),
+            seed=options.seed,
+            source="none" if data is None else ("rows" if is_rdd(data) else "arrow"),
+            feed=feed,
+            heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
+        )
+        self._job: Job = make_job(spark, data, plan, body, profile)
+
+    def wait(self) -> list[Any]:
+        """Submit and watch; the workers' results in rank order, or the first cause of a failure."""
+        from pyspark import InheritableThread
+
+        thread = InheritableThread(target=self._submit, name=self._group)
+        thread.daemon = True
+        thread.start()
+        try:
+            self._watch(thread)
+        except BaseException:
+            self._cancel(thread)
+            raise
+        finally:
+            self._endpoint.close()
+            self._rendezvous.close()
+        return join_parts(self._parts)
+
+    def _submit(self) -> None:
+        try:
+            self._sc.setJobGroup(self._group, self._name, interruptOnCancel=True)
+            self._parts = self._job.collect()
+        except Exception as error:
+            self._spark_error = error
+
+    def _watch(self, thread: threading.Thread) -> None:
+        while thread.is_alive():
+            thread.join(WATCH_SECONDS)
+            failure = self._endpoint.failure()
+            if failure is not None and thread.is_alive():
+                raise failure
+        if self._spark_error is not None:
+            raise self._first_cause(self._spark_error) from self._spark_error
+
+    def _first_cause(self, spark_error: Exception) -> Exception:
+        """Why the job failed: the workers' own words, which may come a moment later."""
+        deadline = time.monotonic() + GRACE_FOR_THE_CAUSE_SECONDS + 0.5
+        while self._endpoint.members and time.monotonic() < deadline:
+            failure = self._endpoint.failure()
+            if failure is not None:
+                return failure
+            time.sleep(WATCH_SECONDS)
+        return explain_spark_error(spark_error, self._sc.pythonExec)
+
+    def _cancel(self, thread: threading.Thread) -> None:
+        """End the job and wait until its processes are gone."""
+        self._sc.cancelJobGroup(self._group)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < deadline and (thread.is_alive() or not self._endpoint.all_gone()):
+            time.sleep(WATCH_SECONDS)
+
+    def _answer(self, question: str) -> Any:
+        if question == "facts":
+            facts = self._job.facts()
+            return None if facts is None else {**asdict(facts), "problem": facts.problem()}
+        return None
+
+
+def join_parts(parts: Parts) -> list[Any]:
+    """Every rank's result, put together from its pieces, which came by Spark's own channel."""
+    from pyspark import cloudpickle
+
+    payloads: dict[int, list[bytes]] = {}
+    for rank, _, payload in sorted(parts, key=lambda part: part[:2]):
+        payloads.setdefault(rank, []).append(payload)
+    return [cloudpickle.loads(b"".join(payloads[rank])) for rank in sorted(payloads)]
+
+
+def explain_spark_error(error: Exception, worker_python: str) -> Exception:
+    """A failure of which no worker could speak: it never came as far as our code."""
+    text = str(error)
+    for line in text.splitlines():
+        if "ModuleNotFoundError" in line or "PYTHON_VERSION_MISMATCH" in line:
+            return SetupError(
+                f"the workers' Python ({worker_python}) can't run the job: {line.strip()}. Set "
+                "PYSPARK_PYTHON to a Python that has the driver's version, torch, pyarrow and "
+                "sparkdml on every host, or ship them with --py-files or --archives"
+            )
+    return WorkerError(-1, "an unknown host", f"Spark ended the job: {text.strip()}")
+
+
+def launch(
+    spark: SparkSession,
+    body: Body,
+    options: Options,
+    data: DataFrame | RDD[Any] | None = None,
+    feed: FeedPlan | None = None,
+    on_event: OnEvent = lambda rank, message: None,
+) -> list[Any]:
+    """Check everything that can be checked, then run `body` in every worker."""
+    sc = spark.sparkContext
+    many = options.num_workers is None or options.num_workers > 1
+    preflight.check_settings(dict(sc.getConf().getAll()), many=many, spools=data is not None)
+    preflight.check_worker_python(sc)
+    profile = preflight.task_profile(sc, options.resources)
+    count = preflight.wait_for_slots(
+        sc, options.num_workers, options.resources, profile, options.slot_timeout
+    )
+    role = Role("worker", count, reads="none" if data is None else "shards")
+    return Launch(spark, body, role, options, data, feed, profile, on_event).wait()

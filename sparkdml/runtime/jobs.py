@@ -1,0 +1,95 @@
+"""The Spark jobs that carry workers: one for each role, from a DataFrame, an RDD or nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from sparkdml.feed.rows import shard_rdd
+from sparkdml.feed.sharding import DataFacts, read_facts, shard_dataframe
+from sparkdml.runtime.plan import Plan
+from sparkdml.runtime.worker import RESULT_SCHEMA, Body, run_arrow_worker, run_worker
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, SparkSession
+
+Parts = list[tuple[int, int, bytes]]
+
+
+class Job(Protocol):
+    """A barrier job that is ready to be submitted."""
+
+    def collect(self) -> Parts:
+        """Submit, wait, and return every worker's pieces of its result."""
+        ...
+
+    def facts(self) -> DataFacts | None:
+        """What is known of the rows while the workers run."""
+        ...
+
+
+class ArrowJob:
+    """Workers fed by a DataFrame, or by nothing."""
+
+    def __init__(
+        self,
+        source: DataFrame | SparkSession,
+        plan: Plan,
+        body: Body,
+        profile: ResourceProfile | None,
+    ) -> None:
+        from pyspark.sql import SparkSession
+
+        count = plan.role.count
+        self._has_rows = not isinstance(source, SparkSession)
+        if isinstance(source, SparkSession):
+            rows = source.range(0, count, 1, numPartitions=count)
+        else:
+            assert plan.feed is not None
+            rows = shard_dataframe(source, plan.feed, count)
+        worker = partial(run_arrow_worker, plan, body)
+        self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=True, profile=profile)
+
+    def collect(self) -> Parts:
+        return [(row.rank, row.part, bytes(row.payload)) for row in self._query.collect()]
+
+    def facts(self) -> DataFacts | None:
+        return read_facts(self._query) if self._has_rows else None
+
+
+class RowsJob:
+    """Workers fed by an RDD."""
+
+    def __init__(
+        self, rdd: RDD[Any], plan: Plan, body: Body, profile: ResourceProfile | None
+    ) -> None:
+        sharded = shard_rdd(rdd, plan.seed, plan.role.count)
+        if profile is not None:
+            sharded = sharded.withResources(profile)
+        self._rdd = sharded.barrier().mapPartitions(partial(run_worker, plan, body))
+
+    def collect(self) -> Parts:
+        return self._rdd.collect()
+
+    def facts(self) -> DataFacts | None:
+        return None  # an RDD's rows are looked at only as they come
+
+
+def is_rdd(data: object) -> bool:
+    from pyspark import RDD
+
+    return isinstance(data, RDD)
+
+
+def make_job(
+    spark: SparkSession,
+    data: DataFrame | RDD[Any] | None,
+    plan: Plan,
+    body: Body,
+    profile: ResourceProfile | None,
+) -> Job:
+    if plan.source == "rows":
+        return RowsJob(cast("RDD[Any]", data), plan, body, profile)
+    return ArrowJob(spark if data is None else cast("DataFrame", data), plan, body, profile)

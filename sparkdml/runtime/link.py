@@ -1,0 +1,139 @@
+"""The worker's end of the control wire: it beats, reports events and failures, and asks.
+
+A thread of its own sends everything, so that a slow or dead driver never holds up a training step.
+Events are dropped, oldest first, when the driver does not keep up; failures never are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import traceback
+from collections import deque
+from typing import Any
+
+from sparkdml.errors import CommunicationError, SetupError
+from sparkdml.runtime.plan import Plan
+from sparkdml.runtime.wire import Message, Wire
+
+MAX_WAITING_EVENTS = 1000
+MAX_TRACEBACK = 100_000
+
+
+class Link:
+    """Liveness of one worker, as the driver sees it."""
+
+    def __init__(self, plan: Plan, rank: int, host: str, pid: int) -> None:
+        try:
+            self._wire = Wire.connect(plan.driver_host, plan.driver_port, timeout_seconds=10)
+        except OSError as error:
+            raise SetupError(
+                f"rank {rank} on {host} can't reach the driver at "
+                f"{plan.driver_host}:{plan.driver_port}: {error}. Open the driver's ports to the "
+                "executors, or set spark.driver.host to an address that they can reach"
+            ) from error
+        self._wire.send(
+            {
+                "token": plan.token,
+                "rank": rank,
+                "host": host,
+                "pid": pid,
+                "role": plan.role.name,
+                "generation": plan.generation,
+            }
+        )
+        self._beat_seconds = plan.heartbeat_seconds
+        self._events: deque[Message] = deque(maxlen=MAX_WAITING_EVENTS)
+        self._answers: queue.Queue[Message | None] = queue.Queue()
+        self._wake = threading.Event()
+        self._closing = False
+        self._sending = threading.Lock()
+        self._threads = [
+            threading.Thread(target=target, name=f"sparkdml-link-{what}", daemon=True)
+            for what, target in (("send", self._send_all), ("receive", self._receive_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Tell the driver something; sent with the next beat at the latest."""
+        self._events.append({"type": "event", "kind": kind, **fields})
+
+    def flush(self) -> None:
+        self._wake.set()
+
+    def ask(self, what: str, timeout_seconds: float = 30.0) -> Any:
+        """A question to the driver; None if it has no answer."""
+        with self._sending:
+            self._wire.send({"type": "ask", "what": what})
+        try:
+            answer = self._answers.get(timeout=timeout_seconds)
+        except queue.Empty:
+            answer = None
+        return None if answer is None else answer.get("answer")
+
+    def failed(self, error: BaseException) -> None:
+        """Report a failure with its traceback, before Spark learns of it."""
+        text = "".join(traceback.format_exception(error))
+        report = {
+            "type": "failed",
+            "error": type(error).__name__,
+            "reason": "".join(traceback.format_exception_only(error)).strip()[-MAX_TRACEBACK:],
+            "traceback": text[-MAX_TRACEBACK:],
+            "is_effect": is_effect(error),
+        }
+        # The driver may be gone; then Spark's own report of the task is all that is left.
+        with contextlib.suppress(OSError), self._sending:
+            self._wire.send(report)
+
+    def done(self) -> None:
+        """Everything went well: the end of this connection is no loss."""
+        self._closing = True
+        self._wake.set()
+        self._threads[0].join(timeout=5)
+        with contextlib.suppress(OSError), self._sending:
+            self._wire.send({"type": "done"})
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        self._wire.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _send_all(self) -> None:
+        while True:
+            self._wake.wait(self._beat_seconds)
+            self._wake.clear()
+            closing = self._closing
+            try:
+                with self._sending:
+                    while self._events:
+                        self._wire.send(self._events.popleft())
+                    self._wire.send({"type": "beat"})
+            except (OSError, ValueError):
+                return  # losing the driver's collector never kills a run
+            if closing:
+                return
+
+    def _receive_all(self) -> None:
+        while (message := self._wire.receive()) is not None:
+            self._answers.put(message)
+        self._answers.put(None)
+
+
+# What an unmodified Horovod or DDP script raises when a peer is gone.
+_EFFECTS = {"HorovodInternalError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+
+
+def is_effect(error: BaseException) -> bool:
+    """Whether an error most likely follows from another rank's failure."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, CommunicationError) or type(seen).__name__ in _EFFECTS:
+            return True
+        if isinstance(seen, RuntimeError) and "gloo" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,158 @@
+"""What runs inside a Spark task: set up, call the body, report, hand the result back in pieces.
+
+The Python process is Spark's and may serve other jobs afterwards, so everything that is changed
+here (environment, thread count, random state, process groups) is put back.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pyspark import BarrierTaskContext, cloudpickle
+
+from sparkdml.comm.base import World
+from sparkdml.comm.environment import process_environment, temporary_environment
+from sparkdml.comm.interface import interface_towards
+from sparkdml.errors import SetupError
+from sparkdml.feed.arrow import read_arrow
+from sparkdml.feed.rows import read_rows
+from sparkdml.runtime.context import Context
+from sparkdml.runtime.link import Link
+from sparkdml.runtime.plan import Plan
+
+RESULT_SCHEMA = "rank int, part int, payload binary"
+RESULT_PART_BYTES = 16 << 20
+
+Body = Callable[[Context], Any]
+
+
+def run_arrow_worker(
+    plan: Plan, body: Body, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow(…, barrier=True)`."""
+    for rank, part, payload in run_worker(plan, body, batches):
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([rank], pa.int32()), pa.array([part], pa.int32()), pa.array([payload])],
+            names=["rank", "part", "payload"],
+        )
+
+
+def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[int, int, bytes]]:
+    """Run `body` as one rank; yields its pickled result in pieces."""
+    task = BarrierTaskContext.get()
+    world = find_world(plan, task)
+    link = Link(plan, world.rank, world.hosts[world.rank], os.getpid())
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(plan.resources.cpus)
+        with temporary_environment(process_environment(world)):
+            payload = _run_body(plan, body, source, world, link)
+        link.done()
+    except BaseException as error:
+        link.failed(error)
+        raise
+    finally:
+        torch.set_num_threads(threads)
+        link.close()
+    for part, start in enumerate(range(0, len(payload), RESULT_PART_BYTES)):
+        yield world.rank, part, payload[start : start + RESULT_PART_BYTES]
+
+
+def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link: Link) -> bytes:
+    seed_everything(plan.seed)
+    chunks, rows = None, None
+    if plan.source == "arrow":
+        assert plan.feed is not None
+        chunks = read_arrow(source, plan.feed)
+    elif plan.source == "rows":
+        assert plan.feed is not None
+        chunks = read_rows(source, plan.feed)
+        rows = (row for _, row in source)
+    ctx = Context(plan, world, link, chunks, rows, spool_directory())
+    failed = True
+    try:
+        payload: bytes = cloudpickle.dumps(body(ctx))  # type: ignore[no-untyped-call]
+        for _ in source:
+            pass  # Spark reuses a Python worker only if its input was read to the end
+        failed = False
+    finally:
+        ctx.close(failed)
+        _leave_foreign_groups(failed)
+    return payload
+
+
+def find_world(plan: Plan, task: Any) -> World:
+    """This rank's place among the others, by what Spark says of the tasks: costs no round trip."""
+    hosts = tuple(info.address.rpartition(":")[0] or info.address for info in task.getTaskInfos())
+    return World(
+        rank=task.partitionId(),
+        size=len(hosts),
+        hosts=hosts,
+        device=choose_device(plan.resources.gpus, task.resources(), torch.cuda.is_available),
+        rendezvous_host=plan.driver_host,
+        store_port=plan.store_port,
+        kv_port=plan.kv_port,
+        interface=interface_towards(plan.driver_host),
+    )
+
+
+def choose_device(
+    gpus: int, resources: dict[str, Any], cuda_is_available: Callable[[], bool]
+) -> str:
+    """The GPU that Spark assigned to this task, or the CPU.
+
+    CUDA_VISIBLE_DEVICES has no effect in a Python worker that is used again, so the address names
+    the device.
+    """
+    assigned = resources.get("gpu")
+    addresses = list(assigned.addresses) if assigned is not None else []
+    if not addresses:
+        if gpus:
+            raise SetupError(
+                f"gpusPerWorker={gpus}, but Spark assigned no GPU to this task. Set "
+                "spark.executor.resource.gpu.amount, spark.task.resource.gpu.amount and "
+                "spark.executor.resource.gpu.discoveryScript, or gpusPerWorker=0"
+            )
+        return "cpu"
+    if not cuda_is_available():
+        raise SetupError(
+            f"Spark assigned GPU {addresses[0]} to this task, but torch {torch.__version__} on "
+            f"{socket.gethostname()} sees no CUDA. Install a CUDA build of torch for the workers' "
+            f"Python ({sys.executable})"
+        )
+    return f"cuda:{addresses[0]}"
+
+
+def seed_everything(seed: int) -> None:
+    """The same start on every rank: models that are built in the worker begin alike."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+
+
+def spool_directory() -> str:
+    """The executor's local directory with the most room."""
+    candidates = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    usable = [path for path in candidates if path and os.access(path, os.W_OK)]
+    if not usable:
+        import tempfile
+
+        return tempfile.gettempdir()
+    return max(usable, key=lambda path: os.statvfs(path).f_bavail)
+
+
+def _leave_foreign_groups(failed: bool) -> None:
+    """Close what an unmodified Horovod or DDP script opened and left open."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and not failed and horovod.is_initialized():
+        horovod.shutdown()

@@ -1,0 +1,1 @@
+"""How workers agree: one algorithm a file, each with its loop."""

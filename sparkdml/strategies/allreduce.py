@@ -1,0 +1,78 @@
+"""Synchronous SGD by allreduce: the sum of all gradients is the same on every rank.
+
+The gradients are cut into fixed buckets, reduced always in the same order, so that two runs give
+the same bits. A model of several buckets overlaps: a bucket is on its way as soon as backward has
+filled it and all buckets before it are on their way too. (Goyal et al. 2017, arXiv 1706.02677;
+ring-allreduce as in Horovod, Sergeev and Del Balso 2018, arXiv 1802.05799.)
+"""
+
+from __future__ import annotations
+
+from sparkdml.comm.base import Communicator, Work
+from sparkdml.errors import ParameterError
+from sparkdml.strategies.base import StepStrategy
+from sparkdml.training.flat import Bucket
+from sparkdml.training.task import Task, Totals
+from sparkdml.training.training import Training
+
+BACKENDS = ("auto", "horovod", "torch")
+
+
+class AllReduce(StepStrategy):
+    """Average the gradients of every step over all workers.
+
+    Args:
+        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        bucket_bytes: how much is reduced at once. Smaller buckets start sooner, larger ones cost
+            fewer round trips. A model smaller than this is reduced in one go after backward.
+    """
+
+    def __init__(self, backend: str = "auto", bucket_bytes: int = 8 << 20) -> None:
+        if backend not in BACKENDS:
+            raise ParameterError("backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
+        if bucket_bytes < 1:
+            raise ParameterError("bucket_bytes", bucket_bytes, "at least 1")
+        self.backend = backend
+        self.bucket_bytes = bucket_bytes
+
+    def start(self, training: Training) -> None:
+        self._comm: Communicator = training.ctx.comm
+        task = training.task
+        self._comm.broadcast_(task.params.values)
+        for buffer in task.module.buffers():
+            self._comm.broadcast_(buffer)
+        self._buckets: list[Bucket] = task.params.buckets(self.bucket_bytes)
+        self._owner = [
+            index
+            for index, bucket in enumerate(self._buckets)
+            for _ in range(bucket.num_parameters)
+        ]
+        self._missing = [bucket.num_parameters for bucket in self._buckets]
+        self._works: list[Work] = []
+        if len(self._buckets) > 1 and self._comm.size > 1:
+            task.on_gradient(self._gradient_is_ready)
+
+    def agree(self, task: Task) -> Totals:
+        while len(self._works) < len(self._buckets):
+            self._send_next()
+        for work in self._works:
+            work.wait()
+        self._works = []
+        self._missing = [bucket.num_parameters for bucket in self._buckets]
+        return Totals.of(task.params.stats)
+
+    def _gradient_is_ready(self, index: int) -> None:
+        """In backward: send every bucket that is full, in order, but for the last.
+
+        The last one has the stats, and goes when the step asks for them.
+        """
+        self._missing[self._owner[index]] -= 1
+        while len(self._works) < len(self._buckets) - 1 and not self._missing[len(self._works)]:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[len(self._works)]
+        self._works.append(self._comm.allreduce_async_(bucket.tensor))
+
+    def __repr__(self) -> str:
+        return f"AllReduce(backend={self.backend!r})"

@@ -1,0 +1,54 @@
+"""The strategy's interface, and the loop that most strategies inherit.
+
+A strategy owns the loop, the roles and the shape of the Spark jobs. It imports no pyspark: what it
+needs of the world comes through the `Training` that it is given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from sparkdml.runtime.plan import Role
+from sparkdml.training.task import Task, Totals
+from sparkdml.training.training import Training
+
+
+class Strategy(ABC):
+    """How the workers of a run come to one model."""
+
+    backend: str = "auto"  # of the communicator that the workers open
+
+    @abstractmethod
+    def roles(self, num_workers: int) -> list[Role]:
+        """What to launch, servers first. Called at the driver; pure."""
+
+    @abstractmethod
+    def run(self, role: str, training: Training) -> None:
+        """The loop, in a worker of the given role."""
+
+
+class StepStrategy(Strategy):
+    """Synchronous steps: every rank computes a gradient, all agree on one, all apply it."""
+
+    def roles(self, num_workers: int) -> list[Role]:
+        return [Role("worker", num_workers)]
+
+    def run(self, role: str, training: Training) -> None:
+        task = training.task
+        self.start(training)
+        for epoch in training.epochs():
+            for batch in epoch:
+                task.grad(batch)
+                totals = self.agree(task)
+                if not epoch.count(totals):
+                    break  # nobody had a row left
+                task.apply(totals)
+                epoch.tick()
+
+    @abstractmethod
+    def start(self, training: Training) -> None:
+        """Make all ranks alike before the first step."""
+
+    @abstractmethod
+    def agree(self, task: Task) -> Totals:
+        """Turn this rank's sums of gradients and stats into those over all ranks, in place."""

@@ -1,0 +1,147 @@
+"""What reductions must do: every dtype, op, shape and stride; overlap; the same bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparkdml.comm.base import Communicator, ReduceOp
+from sparkdml.testing.communicator_checks import (
+    REDUCED_DTYPES,
+    check,
+    equal,
+    of_rank,
+    reduced,
+)
+
+
+@check
+def allreduce_sums_every_dtype(comm: Communicator) -> None:
+    for dtype in REDUCED_DTYPES:
+        tensor = of_rank(comm.rank, 3, 4, dtype=dtype)
+        assert comm.allreduce_(tensor) is tensor
+        equal(tensor, reduced(comm.size, "sum", 3, 4, dtype=dtype))
+
+
+@check
+def allreduce_has_every_op(comm: Communicator) -> None:
+    ops: tuple[ReduceOp, ...] = ("sum", "min", "max", "product")
+    for op in ops:
+        for dtype in (torch.float32, torch.int64):
+            tensor = comm.allreduce_(of_rank(comm.rank, 5, dtype=dtype), op)
+            equal(tensor, reduced(comm.size, op, 5, dtype=dtype))
+    mean = comm.allreduce_(of_rank(comm.rank, 5, dtype=torch.float64), "mean")
+    assert torch.allclose(mean, reduced(comm.size, "mean", 5, dtype=torch.float64))
+
+
+@check
+def allreduce_takes_any_shape(comm: Communicator) -> None:
+    for shape in ((), (1,), (0,), (0, 3), (2, 1, 3), (1000,), (70_000,)):
+        tensor = of_rank(comm.rank, *shape) if 0 not in shape else torch.empty(shape)
+        expected = reduced(comm.size, "sum", *shape) if 0 not in shape else torch.empty(shape)
+        equal(comm.allreduce_(tensor), expected)
+
+
+@check
+def allreduce_changes_only_the_slice(comm: Communicator) -> None:
+    whole = torch.full((10,), -1.0)
+    whole[3:7] = of_rank(comm.rank, 4)
+    comm.allreduce_(whole[3:7])
+    equal(whole[3:7], reduced(comm.size, "sum", 4))
+    assert (whole[:3] == -1).all()
+    assert (whole[7:] == -1).all()
+
+
+@check
+def allreduce_takes_strided_tensors(comm: Communicator) -> None:
+    matrix = torch.zeros(4, 3)
+    matrix.t().copy_(of_rank(comm.rank, 3, 4))
+    comm.allreduce_(matrix.t())
+    equal(matrix.t().contiguous(), reduced(comm.size, "sum", 3, 4))
+    column = matrix[:, 1]
+    column.copy_(of_rank(comm.rank, 4))
+    comm.allreduce_(column, "max")
+    equal(column.contiguous(), reduced(comm.size, "max", 4))
+
+
+@check
+def allreduce_takes_parameters(comm: Communicator) -> None:
+    parameter = torch.nn.Parameter(of_rank(comm.rank, 4))
+    comm.allreduce_(parameter)
+    equal(parameter.detach(), reduced(comm.size, "sum", 4))
+
+
+@check
+def asynchronous_allreduces_overlap(comm: Communicator) -> None:
+    tensors = [of_rank(comm.rank, 1 + index % 3) for index in range(100)]
+    works = [comm.allreduce_async_(tensor) for tensor in tensors]
+    # Each rank waits in an order of its own: waiting is no collective.
+    for work in works if comm.rank % 2 else reversed(works):
+        work.wait()
+        work.wait()
+    for tensor in tensors:
+        equal(tensor, reduced(comm.size, "sum", *tensor.shape))
+
+
+@check
+def a_collective_may_run_while_an_allreduce_is_under_way(comm: Communicator) -> None:
+    tensor, other = of_rank(comm.rank, 50), of_rank(comm.rank, 2)
+    work = comm.allreduce_async_(tensor)
+    comm.broadcast_(other)
+    comm.barrier()
+    work.wait()
+    equal(tensor, reduced(comm.size, "sum", 50))
+    equal(other, of_rank(0, 2))
+
+
+@check
+def grouped_allreduce_reduces_each(comm: Communicator) -> None:
+    tensors = [of_rank(comm.rank, 3), of_rank(comm.rank, 2, 2), of_rank(comm.rank)]
+    comm.grouped_allreduce_(tensors)
+    for tensor in tensors:
+        equal(tensor, reduced(comm.size, "sum", *tensor.shape))
+    comm.grouped_allreduce_([])
+
+
+@check
+def reduce_scatter_cuts_as_tensor_split(comm: Communicator) -> None:
+    ops: tuple[ReduceOp, ...] = ("sum", "min", "max", "product")
+    for length in (0, 1, comm.size - 1, comm.size, 2 * comm.size + 1, 100):
+        for op in ops:
+            tensor = of_rank(comm.rank, length, 2)
+            whole = reduced(comm.size, op, length, 2)
+            equal(comm.reduce_scatter(tensor, op), torch.tensor_split(whole, comm.size)[comm.rank])
+            equal(tensor, of_rank(comm.rank, length, 2))
+    for dtype in REDUCED_DTYPES:
+        mine = comm.reduce_scatter(of_rank(comm.rank, 5, dtype=dtype))
+        whole = reduced(comm.size, "sum", 5, dtype=dtype)
+        equal(mine, torch.tensor_split(whole, comm.size)[comm.rank])
+    mean = comm.reduce_scatter(of_rank(comm.rank, 5), "mean")
+    whole = reduced(comm.size, "mean", 5)
+    assert torch.allclose(mean, torch.tensor_split(whole, comm.size)[comm.rank])
+
+
+@check
+def reduce_gives_the_root_the_result(comm: Communicator) -> None:
+    for root in range(comm.size):
+        tensor = of_rank(comm.rank, 3)
+        assert comm.reduce_(tensor, root, "sum") is tensor
+        if comm.rank == root:
+            equal(tensor, reduced(comm.size, "sum", 3))
+
+
+@check
+def sums_have_the_same_bits_every_time(comm: Communicator) -> None:
+    generator = torch.Generator().manual_seed(comm.rank)
+    tensors = [torch.randn(length, generator=generator) for length in (3, 1000, 1000, 5000)]
+    first: list[Tensor] | None = None
+    for _ in range(15):
+        copies = [tensor.clone() for tensor in tensors]
+        comm.grouped_allreduce_(copies)
+        scattered = comm.reduce_scatter(tensors[1])
+        first = first or [*copies, scattered]
+        for copy, expected in zip([*copies, scattered], first, strict=True):
+            equal(copy, expected)
+    assert first is not None
+    for copy in comm.allgather(first[1]):
+        equal(copy, first[1])

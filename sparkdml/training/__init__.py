@@ -1,0 +1,1 @@
+"""The user's part of a run: module, loss, optimizer, metrics. Knows nothing of communication."""

@@ -1,0 +1,124 @@
+"""All trainable parameters of a module in one flat buffer, and their gradients in another.
+
+The module's parameters become views into the buffers, so an allreduce, a norm or a copy of the
+whole model is one operation on one tensor, and nothing has to be packed or unpacked. The gradients
+lie in the reverse of the modules' order, which is about the order in which backward finishes them;
+behind them lie a few numbers that travel with them (`stats`: weight, rows, loss, metrics).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from sparkdml.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A stretch of the gradients that is reduced at once, and how many parameters fill it."""
+
+    tensor: Tensor
+    num_parameters: int
+
+
+class FlatParams:
+    """Parameters of one floating-point type on one device."""
+
+    def __init__(self, module: nn.Module, num_stats: int) -> None:
+        self.parameters = [p for p in module.parameters() if p.requires_grad][::-1]
+        check_parameters(module, self.parameters)
+        first = self.parameters[0]
+        count = sum(p.numel() for p in self.parameters)
+        self.values = torch.empty(count, dtype=first.dtype, device=first.device)
+        # A half-precision float can't count a batch's rows: then the stats travel by themselves.
+        self._apart = first.dtype.itemsize < 4
+        self._buffer = torch.zeros(
+            count + (0 if self._apart else num_stats), dtype=first.dtype, device=first.device
+        )
+        self.grads = self._buffer[:count]
+        self.stats = (
+            torch.zeros(num_stats, device=first.device) if self._apart else self._buffer[count:]
+        )
+        start = 0
+        for parameter in self.parameters:
+            stop = start + parameter.numel()
+            view = self.values[start:stop].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.grads[start:stop].view(parameter.shape)
+            start = stop
+
+    def zero(self) -> None:
+        """Gradients and stats of nothing."""
+        self._buffer.zero_()
+        if self._apart:
+            self.stats.zero_()
+
+    def buckets(self, max_bytes: int) -> list[Bucket]:
+        """The gradients cut at parameters' borders; the stats travel with the last."""
+        buckets: list[Bucket] = []
+        limit = max(1, max_bytes // self.values.element_size())
+        start, stop, members = 0, 0, 0
+        for parameter in self.parameters:
+            if members and stop + parameter.numel() - start > limit:
+                buckets.append(Bucket(self._buffer[start:stop], members))
+                start, members = stop, 0
+            stop += parameter.numel()
+            members += 1
+        buckets.append(Bucket(self._buffer[start:], members))
+        if self._apart:
+            buckets.append(Bucket(self.stats, 0))
+        return buckets
+
+    def on_gradient(self, ready: Callable[[int], None]) -> None:
+        """Call `ready(index)` in backward as soon as a parameter's gradient is complete."""
+        for index, parameter in enumerate(self.parameters):
+            hook = partial(_call_ready, ready, index)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def check_views(self) -> None:
+        """A model or optimizer that replaced a gradient would silently train on zeros: find out."""
+        start = 0
+        for parameter in self.parameters:
+            expected = self.grads.data_ptr() + start * self.grads.element_size()
+            if parameter.grad is None or parameter.grad.data_ptr() != expected:
+                raise ParameterError(
+                    "optimizer",
+                    "an optimizer or model that replaces or clears p.grad",
+                    "one that leaves p.grad in place",
+                    "Use zero_grad(set_to_none=False), or leave zeroing to the estimator.",
+                )
+            start += parameter.numel()
+
+
+def _call_ready(ready: Callable[[int], None], index: int, _: Tensor) -> None:
+    ready(index)
+
+
+def check_parameters(module: nn.Module, parameters: list[nn.Parameter]) -> None:
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
+        raise ParameterError(
+            "model",
+            type(module).__name__,
+            f"a module whose parameters have shapes, but {lazy[0]} has none yet",
+            "Run the module once on a sample, or give the sizes in place of Lazy layers.",
+        )
+    if not parameters:
+        raise ParameterError(
+            "model", type(module).__name__, "a module with at least one trainable parameter"
+        )
+    kinds = {p.dtype for p in parameters}
+    if len(kinds) > 1 or not parameters[0].dtype.is_floating_point:
+        raise ParameterError(
+            "model",
+            type(module).__name__,
+            f"a module with parameters of one floating-point type, not {sorted(map(str, kinds))}",
+            "Convert it with module.float().",
+        )

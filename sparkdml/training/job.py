@@ -1,0 +1,62 @@
+"""What an estimator ships: the body that every worker runs, and what comes back of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import safetensors.torch
+from torch import nn
+
+from sparkdml.runtime.context import Context
+from sparkdml.strategies.base import Strategy
+from sparkdml.training.callbacks import Callback
+from sparkdml.training.task import Task, TaskPlan
+from sparkdml.training.training import Schedule, Training
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What rank 0 brings home."""
+
+    weights: bytes  # safetensors
+    history: list[dict[str, float]]
+    stopped: str | None
+    first_step_time: float
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A module-level callable, so that nothing but its fields is shipped."""
+
+    task: TaskPlan
+    schedule: Schedule
+    strategy: Strategy
+    callbacks: tuple[Callback, ...] = ()
+
+    def __call__(self, ctx: Context) -> tuple[list[int] | None, TrainingResult | None]:
+        """One row's output shape, where this rank had rows; and at rank 0 the result."""
+        task = Task(self.task, ctx.device)
+        training = Training(ctx, task, self.schedule, self.callbacks)
+        self.strategy.run(ctx.plan.role.name, training)
+        if ctx.rank:
+            return task.forward.output_shape, None
+        return task.forward.output_shape, TrainingResult(
+            weights=encode_weights(task.module),
+            history=training.history,
+            stopped=training.stopped,
+            first_step_time=training.first_step_time,
+        )
+
+
+def encode_weights(module: nn.Module) -> bytes:
+    """The module's state as safetensors. Tied weights are written out one by one."""
+    state = {
+        name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in module.state_dict().items()
+    }
+    return safetensors.torch.save(state)
+
+
+def load_weights(module: nn.Module, weights: bytes) -> nn.Module:
+    module.load_state_dict(safetensors.torch.load(weights))
+    return module

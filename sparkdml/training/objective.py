@@ -1,0 +1,119 @@
+"""Losses as (sum, weight), so that a mean over all ranks is exact and never a mean of means.
+
+Torch's own losses are asked for one value a row. For the class losses the weight of a row is that
+of its class, and ignored rows weigh nothing: what their own mean divides by. Any other callable may
+give one value a row, or a scalar, which is taken for the mean over the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparkdml.errors import ParameterError
+
+# Losses that compare numbers element by element: shapes must match, and targets be floating.
+ELEMENTWISE = (
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.PoissonNLLLoss,
+    nn.SoftMarginLoss,
+)
+CLASS_INDEX = (nn.CrossEntropyLoss, nn.NLLLoss)
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+class Objective:
+    """A loss function, as the sum over the rows and the weight that the sum is of."""
+
+    def __init__(self, loss: LossFunction) -> None:
+        self._by_row = getattr(loss, "reduction", None) in ("mean", "sum", "none")
+        # With reduction="sum" the user wants the gradient of the sum: nothing divides it.
+        self.is_sum = getattr(loss, "reduction", None) == "sum"
+        self._loss = loss
+        if self._by_row and isinstance(loss, nn.Module):
+            by_row: Any = copy.deepcopy(loss)
+            by_row.reduction = "none"
+            self._loss = by_row
+
+    def to(self, device: torch.device) -> None:
+        """Move the class weights and the like to where the outputs are."""
+        if isinstance(self._loss, nn.Module):
+            self._loss.to(device)
+
+    def __call__(self, outputs: Any, targets: Any, num_rows: int) -> tuple[Tensor, Tensor | float]:
+        """The sum of the loss over the rows, and its weight."""
+        if isinstance(self._loss, (*ELEMENTWISE, *CLASS_INDEX)):
+            targets = fit_targets(self._loss, outputs, targets)
+        values = self._loss(outputs, targets)
+        if not isinstance(values, Tensor):
+            raise ParameterError("loss", type(values).__name__, "a function that returns a tensor")
+        if values.dim() == 0:
+            return values * num_rows, float(num_rows)
+        if isinstance(self._loss, CLASS_INDEX) and not targets.is_floating_point():
+            return values.sum(), self._class_weight(targets, values)
+        if values.shape[0] != num_rows:
+            raise ParameterError(
+                "loss",
+                f"a result of shape {list(values.shape)}",
+                f"a scalar or one value for each of the {num_rows} rows",
+            )
+        # Several values a row (several outputs) count as their mean, as in torch's own reduction.
+        return values.reshape(num_rows, -1).mean(dim=1).sum(), float(num_rows)
+
+    def _class_weight(self, targets: Tensor, values: Tensor) -> Tensor | float:
+        """What torch's own mean divides by: the weights of the classes of all rows kept."""
+        loss: Any = self._loss
+        if loss.weight is None and loss.ignore_index == -100:  # torch's default: nothing ignored
+            return float(values.numel())
+        kept: Tensor = targets != loss.ignore_index
+        weights: Tensor | float = 1.0
+        if loss.weight is not None:
+            weights = loss.weight[torch.where(kept, targets, 0)]
+        total: Tensor = (weights * kept).sum()
+        return total
+
+
+def fit_targets(loss: LossFunction, outputs: Any, targets: Any) -> Any:
+    """Labels as torch's own loss wants them: Spark's labels are doubles, even class numbers."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return targets
+    if isinstance(loss, CLASS_INDEX):
+        is_index = targets.dim() == outputs.dim() - 1 or not targets.is_floating_point()
+        return targets.long() if is_index else targets  # else probabilities of the classes
+    if not targets.is_floating_point():
+        targets = targets.to(outputs.dtype)
+    if targets.shape != outputs.shape and targets.numel() == outputs.numel():
+        # (rows,) against (rows, 1) would silently broadcast to (rows, rows).
+        targets = targets.reshape(outputs.shape)
+    if targets.shape != outputs.shape:
+        raise ParameterError(
+            "loss",
+            f"{type(loss).__name__} with outputs of shape {list(outputs.shape)}",
+            f"one whose outputs have the labels' shape {list(targets.shape)}",
+            "Change the last layer, or the label column.",
+        )
+    return targets
+
+
+def metric_sum(value: Any, num_rows: int, name: str) -> Tensor:
+    """A metric over the batch as a sum: a scalar is the batch's mean, else one value a row."""
+    result = torch.as_tensor(value).detach()
+    if result.dim() == 0:
+        return result.double() * num_rows
+    if result.shape[0] != num_rows:
+        raise ParameterError(
+            f"metrics[{name!r}]",
+            f"a result of shape {list(result.shape)}",
+            f"a scalar or one value for each of the {num_rows} rows",
+        )
+    return result.reshape(num_rows, -1).double().mean(dim=1).sum()

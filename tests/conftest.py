@@ -1,0 +1,55 @@
+"""One Spark session for all tests, and a watch on what tests leave behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Four slots, so that runs of up to four workers fit; each task may fail four times."""
+    import sparkdml as dml
+
+    session = (
+        dml.session_builder("sparkdml-tests", "local[4,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.driver.memory", "3g")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """A test leaves the environment and our own threads as it found them."""
+    before = dict(os.environ)
+    yield
+    # Frameworks set variables of their own when first imported: only ours and changed ones count.
+    changed = {
+        name
+        for name in before.keys() | os.environ.keys()
+        if before.get(name) != os.environ.get(name)
+        and name.split("_")[0] in ("HOROVOD", "RANK", "WORLD", "MASTER", "LOCAL", "GLOO")
+    }
+    assert not changed, f"the test left environment variables behind: {sorted(changed)}"
+    left = [t.name for t in threading.enumerate() if t.name.startswith("sparkdml-")]
+    for thread in threading.enumerate():
+        if thread.name.startswith("sparkdml-"):
+            thread.join(timeout=5)
+    still = [t.name for t in threading.enumerate() if t.name.startswith("sparkdml-")]
+    assert not still, f"the test left threads behind: {left}"
