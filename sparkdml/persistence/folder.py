@@ -18,7 +18,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 class Folder:
-    """A place of named files. Local ones bypass the JVM, whose gateway is slow for large weights."""
+    """A place of named files. Local ones bypass the JVM, whose gateway is slow for weights."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         if is_remote():
@@ -27,8 +27,9 @@ class Folder:
                 "Spark's file systems. Use a classic session (no spark.remote)."
             )
         self.path = path
-        self._jvm: Any = spark._jvm
-        self._root: Any = self._jvm.org.apache.hadoop.fs.Path(path)
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        self._root: Any = jvm.org.apache.hadoop.fs.Path(path)
         self._system: Any = self._root.getFileSystem(spark._jsc.hadoopConfiguration())
         self._local: Path | None = None
         qualified = self._system.makeQualified(self._root).toUri()

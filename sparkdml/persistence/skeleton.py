@@ -81,9 +81,7 @@ def decode_skeleton(content: bytes, paths: list[str], file: str) -> nn.Module:
 
 
 def _load(content: bytes, paths: list[str], wanted_by: str) -> Any:
-    allowed: list[Any] = [
-        _check_buildable(import_object(path, wanted_by), path) for path in paths
-    ]
+    allowed: list[Any] = [_check_buildable(import_object(path, wanted_by), path) for path in paths]
     with _SAFE_GLOBALS, torch.serialization.safe_globals(allowed):
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 

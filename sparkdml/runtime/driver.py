@@ -55,6 +55,7 @@ class Launch:
         self._group = f"sparkdml-{uuid.uuid4()}"
         self._parts: Parts = []
         self._spark_error: Exception | None = None
+        backend = resolve_backend(options.backend, role.count)
         host = preflight.driver_host(self._sc)
         token = secrets.token_urlsafe(32)
         self._rendezvous = Rendezvous(host)
@@ -68,7 +69,7 @@ class Launch:
             store_port=self._rendezvous.store_port,
             kv_port=self._rendezvous.kv_port,
             token=token,
-            backend=resolve_backend(options.backend, role.count),
+            backend=backend,
             seed=options.seed,
             source="none" if data is None else ("rows" if is_rdd(data) else "arrow"),
             feed=feed,

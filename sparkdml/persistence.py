@@ -1,7 +1,0 @@
-"""Saving and loading (placeholder while it is written)."""
-
-
-class EstimatorPersistence: ...
-
-
-class ModelPersistence: ...

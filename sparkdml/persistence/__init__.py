@@ -1,0 +1,9 @@
+"""Saving and loading of estimators and models, without running code that nobody allowed."""
+
+from __future__ import annotations
+
+from sparkdml.persistence.permission import allow_pickle as allow_pickle
+from sparkdml.persistence.spark_ml import EstimatorPersistence as EstimatorPersistence
+from sparkdml.persistence.spark_ml import ModelPersistence as ModelPersistence
+
+__all__ = ["EstimatorPersistence", "ModelPersistence", "allow_pickle"]

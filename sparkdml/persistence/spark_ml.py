@@ -1,0 +1,232 @@
+"""Spark ML's write and read for estimator and model: what is where in the saved folder.
+
+metadata/                Spark's own: class, uid, the Params that are plain values
+objects.json             all other Params, the model's signature, size and hash of every file
+weights.safetensors      the trained weights
+history.json             one row an epoch
+objects/                 modules: their structure, and weights that are not the trained ones
+unsafe-pickle/           what could not be saved otherwise; loads only when allowed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+from typing import Any, Generic, TypeVar
+
+import torch
+from pyspark.ml.param import Params
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
+from pyspark.ml.wrapper import JavaWrapper
+
+from sparkdml.errors import DataError, SetupError
+from sparkdml.feed.columns import Column
+from sparkdml.history import History
+from sparkdml.persistence.folder import Folder
+from sparkdml.persistence.objects import WEIGHTS_FILE, Decoder, Encoder
+from sparkdml.training.job import load_weights
+from sparkdml.training.task import build_module
+
+FORMAT = 1
+_MANIFEST = "objects.json"
+_HISTORY = "history.json"
+_OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics", "callbacks", "strategy")
+
+Stage = TypeVar("Stage", bound=MLReadable[Any])
+
+
+class StageWriter(MLWriter):
+    """Params by Spark's metadata where they are plain, by references where they are objects."""
+
+    def __init__(self, stage: Any) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def save(self, path: str) -> None:
+        encoder = Encoder()
+        manifest = self._encode(encoder)  # all of it, before an older save is removed
+        folder = Folder(self.sparkSession, path)
+        self._check_overwrite(path)
+        for name, content in encoder.files.items():
+            folder.write(name, content)
+        folder.write(_MANIFEST, _to_json(manifest))
+        # Last, since nothing loads without it: a save that was cut off is never taken for whole.
+        DefaultParamsWriter.saveMetadata(_without_objects(self._stage), path, self.sparkSession)
+        encoder.warn_of_pickles()
+
+    def _check_overwrite(self, path: str) -> None:
+        """Remove what is there or raise, as Spark's own stages do it."""
+        overwrite = JavaWrapper(
+            JavaWrapper._new_java_obj("org.apache.spark.ml.util.FileSystemOverwrite")
+        )
+        overwrite._call_java(
+            "handleOverwrite", path, self.shouldOverwrite, self.sparkSession._jsparkSession
+        )
+
+    def _encode(self, encoder: Encoder) -> dict[str, Any]:
+        stage = self._stage
+        manifest = {
+            "format": FORMAT,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "params": _encode_params(encoder, stage._paramMap, ""),
+            "defaults": _encode_params(encoder, stage._defaultParamMap, "default."),
+            **self._encode_state(encoder),
+        }
+        manifest["files"] = {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in encoder.files.items()
+        }
+        return manifest
+
+    def _encode_state(self, encoder: Encoder) -> dict[str, Any]:
+        return {}
+
+
+class ModelWriter(StageWriter):
+    """The fitted module beside the Params."""
+
+    def _encode_state(self, encoder: Encoder) -> dict[str, Any]:
+        stage = self._stage
+        encoder.files[_HISTORY] = _to_json(stage.history.to_dict())
+        return {
+            "fitted": {
+                "model": encoder.encode_fitted("model", stage._source, stage._weights),
+                "loss": encoder.encode("loss", stage._loss),
+                "metrics": encoder.encode("metrics", dict(stage._metrics)),
+                "features": [dataclasses.asdict(column) for column in stage._features],
+                "output_shape": list(stage._output_shape),
+            }
+        }
+
+
+class StageReader(MLReader[Stage], Generic[Stage]):
+    """Reads a stage of one class, and says so if the folder holds another."""
+
+    def __init__(self, kind: type[Stage]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def load(self, path: str) -> Stage:
+        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        wanted = f"{self._kind.__module__}.{self._kind.__name__}"
+        if metadata["class"] != wanted:
+            found = metadata["class"].rpartition(".")[2]
+            raise SetupError(
+                f"{path} holds a {metadata['class']}, not a {wanted}: load it by {found}.load"
+            )
+        folder = Folder(self.sparkSession, path)
+        manifest = _read_manifest(folder)
+        decoder = Decoder(folder, manifest["files"])
+        stage = self._build(decoder, manifest)
+        stage._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(stage, metadata)
+        for name, saved in manifest["params"].items():
+            stage._set(**{name: decoder.decode(name, saved)})
+        for name, saved in manifest["defaults"].items():
+            stage._setDefault(**{name: decoder.decode(f"default.{name}", saved)})
+        result: Stage = stage
+        return result
+
+    def _build(self, decoder: Decoder, manifest: dict[str, Any]) -> Any:
+        return self._kind()
+
+
+class ModelReader(StageReader[Stage]):
+    """The fitted module beside the Params."""
+
+    def _build(self, decoder: Decoder, manifest: dict[str, Any]) -> Any:
+        fitted = manifest["fitted"]
+        weights = decoder.read(WEIGHTS_FILE)
+        source = decoder.decode("model", fitted["model"])
+        with torch.random.fork_rng(devices=[]):  # its first weights are thrown away at once
+            module = build_module(source)
+        kind: Any = self._kind
+        try:
+            load_weights(module, weights)
+        except RuntimeError as error:
+            raise DataError(
+                f"the model's code has changed since it was saved: {WEIGHTS_FILE} does not fit "
+                f"what {fitted['model']} makes now. {error}"
+            ) from error
+        return kind._make(
+            module=module,
+            source=source,
+            weights=weights,
+            loss=decoder.decode("loss", fitted["loss"]),
+            metrics=decoder.decode("metrics", fitted["metrics"]),
+            features=tuple(Column(**column) for column in fitted["features"]),
+            output_shape=fitted["output_shape"],
+            history=History.from_dict(json.loads(decoder.read(_HISTORY))),
+        )
+
+
+class EstimatorPersistence(MLReadable[Any], MLWritable):
+    """`save`, `write`, `load` and `read` of an estimator."""
+
+    def write(self) -> MLWriter:
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        return StageReader(cls)
+
+
+class ModelPersistence(MLReadable[Any], MLWritable):
+    """`save`, `write`, `load` and `read` of a fitted model."""
+
+    def write(self) -> MLWriter:
+        return ModelWriter(self)
+
+    @classmethod
+    def read(cls) -> MLReader[Any]:
+        return ModelReader(cls)
+
+
+def _encode_params(encoder: Encoder, values: dict[Any, Any], prefix: str) -> dict[str, Any]:
+    return {
+        param.name: encoder.encode(f"{prefix}{param.name}", value)
+        for param, value in values.items()
+        if param.name in _OBJECT_PARAMS
+    }
+
+
+def _without_objects(stage: Any) -> Params:
+    plain: Any = stage.copy()
+    for values in (plain._paramMap, plain._defaultParamMap):
+        for param in [param for param in values if param.name in _OBJECT_PARAMS]:
+            del values[param]
+    result: Params = plain
+    return result
+
+
+def _read_manifest(folder: Folder) -> dict[str, Any]:
+    file = folder.name_of(_MANIFEST)
+    try:
+        manifest: dict[str, Any] = json.loads(folder.read(_MANIFEST))
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{file} is damaged: {error}. Copy or save it again.") from error
+    version = manifest.get("format")
+    if not isinstance(version, int):
+        raise DataError(f"{file} has no format number: this is no folder that sparkdml saved")
+    if version > FORMAT:
+        raise SetupError(
+            f"{file} has format {version}, but this sparkdml reads up to {FORMAT}: it was saved by "
+            "a newer one. Upgrade: pip install --upgrade sparkdml"
+        )
+    return manifest
+
+
+def _to_json(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode()
