@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkdml.estimator import TorchEstimator as TorchEstimator
     from sparkdml.history import History as History
     from sparkdml.model import TorchModel as TorchModel
+    from sparkdml.persistence import allow_pickle as allow_pickle
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
     from sparkdml.session import session_builder as session_builder
@@ -49,6 +50,7 @@ _HOMES = {
     "TorchModel": "sparkdml.model",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
+    "allow_pickle": "sparkdml.persistence",
     "run": "sparkdml.runtime.api",
     "session_builder": "sparkdml.session",
 }

@@ -37,9 +37,9 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """A test leaves the environment and our own threads as it found them."""
-    before = dict(os.environ)
+    before, threads_before = dict(os.environ), set(threading.enumerate())
     yield
-    # Frameworks set variables of their own when first imported: only ours and changed ones count.
+    # Frameworks set variables of their own when first imported: only those of a run count.
     changed = {
         name
         for name in before.keys() | os.environ.keys()
@@ -47,9 +47,12 @@ def no_leaks() -> Iterator[None]:
         and name.split("_")[0] in ("HOROVOD", "RANK", "WORLD", "MASTER", "LOCAL", "GLOO")
     }
     assert not changed, f"the test left environment variables behind: {sorted(changed)}"
-    left = [t.name for t in threading.enumerate() if t.name.startswith("sparkdml-")]
-    for thread in threading.enumerate():
-        if thread.name.startswith("sparkdml-"):
-            thread.join(timeout=5)
-    still = [t.name for t in threading.enumerate() if t.name.startswith("sparkdml-")]
-    assert not still, f"the test left threads behind: {left}"
+    ours = [
+        thread
+        for thread in set(threading.enumerate()) - threads_before
+        if thread.name.startswith("sparkdml-")
+    ]
+    for thread in ours:
+        thread.join(timeout=5)
+    left = [thread.name for thread in ours if thread.is_alive()]
+    assert not left, f"the test left threads behind: {left}"

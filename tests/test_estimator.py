@@ -1,4 +1,4 @@
-"""The estimator and its model on a real session: right results, Spark's own manners, clear errors."""
+"""The estimator and its model on a real session: results, Spark's own manners, clear errors."""
 
 from functools import partial
 

@@ -65,12 +65,12 @@ class Link:
 
     def ask(self, what: str, timeout_seconds: float = 30.0) -> Any:
         """A question to the driver; None if it has no answer."""
-        with self._sending:
-            self._wire.send({"type": "ask", "what": what})
         try:
+            with self._sending:
+                self._wire.send({"type": "ask", "what": what})
             answer = self._answers.get(timeout=timeout_seconds)
-        except queue.Empty:
-            answer = None
+        except (OSError, queue.Empty):
+            return None
         return None if answer is None else answer.get("answer")
 
     def failed(self, error: BaseException) -> None:

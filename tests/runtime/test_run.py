@@ -50,13 +50,17 @@ def test_cpus_per_worker_sets_threads_and_counts_slots(spark):
         return torch.get_num_threads()
 
     assert dml.run(threads, cpus_per_worker=2, spark=spark) == [2, 2]
-    with pytest.raises(dml.NotEnoughSlots, match=r"3 workers \(with 2 CPU each\) .* has 2.*local\[6\]"):
+    with pytest.raises(
+        dml.NotEnoughSlots, match=r"3 workers \(with 2 CPU each\) .* has 2.*local\[6\]"
+    ):
         dml.run(threads, num_workers=3, cpus_per_worker=2, spark=spark)
 
 
 def test_too_few_slots_is_an_error_at_once(spark):
     began = time.monotonic()
-    with pytest.raises(dml.NotEnoughSlots, match=r"9 workers .* need 9 slots, but local\[4,4\] has 4"):
+    with pytest.raises(
+        dml.NotEnoughSlots, match=r"9 workers .* need 9 slots, but local\[4,4\] has 4"
+    ):
         dml.run(lambda ctx: None, num_workers=9, spark=spark)
     assert time.monotonic() - began < 5
 
@@ -200,7 +204,7 @@ def test_a_worker_that_raises(spark, backend, tmp_path):
         ctx.comm.barrier()
 
     began = time.monotonic()
-    with pytest.raises(dml.WorkerError, match="rank 1 on .* failed: KeyError") as raised:
+    with pytest.raises(dml.WorkerError, match=r"rank 1 on .* failed: KeyError") as raised:
         dml.run(fn, num_workers=2, backend=backend, spark=spark)
     assert time.monotonic() - began < 10
     assert raised.value.rank == 1
@@ -315,5 +319,5 @@ def test_bad_arguments(spark, arguments, words):
 
 
 def test_a_gpu_that_spark_has_not_assigned(spark):
-    with pytest.raises(dml.SetupError, match="spark.task.resource.gpu.amount"):
+    with pytest.raises(dml.SetupError, match=r"spark\.task\.resource\.gpu\.amount"):
         dml.run(feed_all, num_workers=1, gpus_per_worker=1, spark=spark)

@@ -36,11 +36,8 @@ def make_rows(count, seed=0):
 
 
 def cut(rows, sizes):
-    starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    return [
-        {name: value[a:b] for name, value in rows.items()}
-        for a, b in zip(starts[:-1], starts[1:], strict=True)
-    ]
+    parts = {name: value.split(sizes) for name, value in rows.items()}
+    return [{name: parts[name][i] for name in rows} for i in range(len(sizes))]
 
 
 def combined_batches(parts, batch_size):

@@ -88,7 +88,9 @@ def test_a_column_of_labels_against_one_output_does_not_broadcast():
 
 
 def test_shapes_that_cannot_fit_are_refused():
-    with pytest.raises(ParameterError, match=r"labels' shape \[4\] but got .*outputs of shape \[4, 3\]"):
+    with pytest.raises(
+        ParameterError, match=r"labels' shape \[4\] but got .*outputs of shape \[4, 3\]"
+    ):
         Objective(nn.MSELoss())(torch.zeros(4, 3), torch.zeros(4), 4)
 
 

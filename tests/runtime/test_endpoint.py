@@ -1,0 +1,181 @@
+"""The driver's endpoint and a worker's link, over real sockets: liveness, causes, strangers."""
+
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+
+from sparkdml.errors import CommunicationError, DataError, SetupError, WorkerError, WorkerLost
+from sparkdml.runtime.endpoint import Endpoint
+from sparkdml.runtime.link import Link
+from sparkdml.runtime.plan import Plan, Resources, Role
+from sparkdml.runtime.wire import MAX_LINE_BYTES, Wire
+
+TOKEN = "a secret"
+
+
+def make_plan(port):
+    return Plan(
+        run_id="run",
+        role=Role("worker", 2),
+        resources=Resources(),
+        driver_host="127.0.0.1",
+        driver_port=port,
+        store_port=0,
+        kv_port=0,
+        token=TOKEN,
+        backend="single",
+        seed=0,
+        source="none",
+        feed=None,
+        heartbeat_seconds=0.1,
+    )
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def endpoint(events):
+    made = Endpoint(
+        "127.0.0.1", TOKEN, 1.0, lambda rank, m: events.append((rank, m)), lambda q: q.upper()
+    )
+    yield made
+    made.close()
+
+
+def wait_for(condition, seconds=5):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+def join(endpoint, rank):
+    return Link(make_plan(endpoint.port), rank, f"host-{rank}", 100 + rank)
+
+
+def test_beats_keep_a_worker_alive(endpoint):
+    link = join(endpoint, 0)
+    time.sleep(1.5)
+    assert endpoint.failure() is None
+    link.done()
+    link.close()
+    wait_for(endpoint.all_gone)
+    assert endpoint.failure() is None
+
+
+def test_events_and_questions(endpoint, events):
+    link = join(endpoint, 1)
+    link.event("progress", step=3)
+    link.flush()
+    assert link.ask("facts") == "FACTS"
+    wait_for(lambda: events)
+    assert events == [(1, {"type": "event", "kind": "progress", "step": 3})]
+    link.done()
+    link.close()
+
+
+def test_a_failure_has_rank_host_and_traceback(endpoint):
+    link = join(endpoint, 1)
+    try:
+        raise KeyError("what")
+    except KeyError as error:
+        link.failed(error)
+    found = wait_for(endpoint.failure)
+    assert isinstance(found, WorkerError)
+    assert (found.rank, found.host) == (1, "host-1")
+    assert 'raise KeyError("what")' in found.worker_traceback
+    link.close()
+
+
+def test_our_own_errors_come_as_themselves(endpoint):
+    link = join(endpoint, 1)
+    link.failed(DataError("column 'x' is null"))
+    found = wait_for(endpoint.failure)
+    assert isinstance(found, DataError)
+    assert str(found) == "column 'x' is null [rank 1 on host-1]"
+    assert isinstance(found.__cause__, WorkerError)
+    link.close()
+
+
+def test_the_cause_is_told_from_its_effects(endpoint):
+    """Rank 0's collective fails before anybody sees that rank 1 is gone."""
+    links = [join(endpoint, rank) for rank in range(2)]
+    wait_for(lambda: len(endpoint.members) == 2)
+    links[0].failed(CommunicationError("a peer is gone"))
+    time.sleep(0.2)
+    assert endpoint.failure() is None
+    links[1].close()
+    found = wait_for(endpoint.failure)
+    assert isinstance(found, WorkerLost)
+    assert found.rank == 1
+    links[0].close()
+
+
+def test_an_effect_without_a_cause_is_reported_after_a_while(endpoint):
+    link = join(endpoint, 0)
+    link.failed(CommunicationError("a peer is gone"))
+    assert "a peer is gone" in str(wait_for(endpoint.failure))
+    link.close()
+
+
+def test_a_silent_worker_is_lost(endpoint):
+    wire = Wire.connect("127.0.0.1", endpoint.port, 5)
+    wire.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
+    found = wait_for(endpoint.failure)
+    assert isinstance(found, WorkerLost)
+    assert "has not answered for 1 s (heartbeatTimeout=1)" in str(found)
+    wire.close()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [b'{"token": "wrong", "rank": 0}\n', b"GET / HTTP/1.1\r\n\r\n", b"\x80\x04junk\n", b"[1]\n"],
+)
+def test_strangers_are_shown_out(endpoint, hello):
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=5) as stranger:
+        stranger.sendall(hello)
+        assert stranger.recv(100) == b""
+    assert endpoint.members == {}
+
+
+def test_a_line_has_a_largest_length(endpoint):
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=5) as stranger:
+        try:
+            stranger.sendall(b'{"token":"' + b"a" * (2 * MAX_LINE_BYTES))
+            assert stranger.recv(100) == b""
+        except ConnectionError:
+            pass  # shown out while still talking
+    assert endpoint.members == {}
+
+
+def test_a_driver_that_cannot_be_reached():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(SetupError, match=f"can't reach the driver at 127.0.0.1:{port}"):
+        Link(make_plan(port), 0, "h", 1)
+
+
+def test_a_driver_that_goes_away_does_not_harm_the_worker(endpoint):
+    link = join(endpoint, 0)
+    wait_for(lambda: endpoint.members)
+    for wire in list(endpoint._wires):
+        wire.close()
+    for step in range(5000):
+        link.event("progress", step=step)
+    link.flush()
+    assert link.ask("facts", timeout_seconds=1) is None
+    link.done()
+    link.close()
+
+
+def test_a_plan_is_frozen():
+    with pytest.raises(AttributeError):
+        make_plan(1).seed = 3
+    assert replace(make_plan(1), seed=3).seed == 3
