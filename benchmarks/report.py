@@ -30,6 +30,7 @@ class Report:
     rounds: dict[str, list[Round]] = field(default_factory=dict)  # workload's name -> its rounds
     skipped: dict[str, str] = field(default_factory=dict)  # contender's name -> what is missing
     failures: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)  # failures that got a second call
     started: str = field(default_factory=lambda: _now())
 
     @property
@@ -46,6 +47,7 @@ class Report:
                 "workloads": {each.name: asdict(each) for each in self.workloads},
                 "skipped": self.skipped,
                 "failures": self.failures,
+                "repeated": self.repeated,
                 "rounds": {
                     name: [{who: m.to_dict() for who, m in entry.items()} for entry in rounds]
                     for name, rounds in self.rounds.items()
@@ -80,8 +82,9 @@ class Report:
         lines += ["", *self._aims_section()]
         lines += ["", "## How each contender mixes its rows", ""]
         lines += [f"- {each.title}: {each.shuffle}." for each in self.contenders]
-        if self.failures:
-            lines += ["", "## Failures", "", *(f"- {failure}" for failure in self.failures)]
+        for head, failures in (("Failures", self.failures), ("Called again", self.repeated)):
+            if failures:
+                lines += ["", f"## {head}", "", *(f"- {failure}" for failure in failures)]
         return "\n".join(lines) + "\n"
 
     def _workload_section(self, workload: Workload, rounds: list[Round]) -> list[str]:
