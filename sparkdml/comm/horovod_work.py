@@ -14,7 +14,7 @@ from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
 from sparkdml.errors import CommunicationError
 
 # How many reductions of one kind may be under way before the oldest is waited for.
-NAMES_A_KIND = 32
+NAMES_A_KIND = 8
 
 # Horovod's own wait spins, and on a busy host takes the core that its communication thread needs:
 # 4 to 8 ms for a small allreduce between 2 ranks on 2 cores, against 1 ms with these pauses.

@@ -1,8 +1,8 @@
 """Losses as (sum, weight), so that a mean over all ranks is exact and never a mean of means.
 
-Torch's own losses are asked for one value a row. For the class losses the weight of a row is that
-of its class, and ignored rows weigh nothing: what their own mean divides by. Any other callable may
-give one value a row, or a scalar, which is taken for the mean over the batch.
+The losses that torch brings are asked for their sum, and weighted by what their own mean divides by:
+the elements, or for the class losses the weights of the classes, where ignored rows weigh nothing.
+Any other callable may give one value a row, or a scalar, which is taken for the batch's mean.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ELEMENTWISE = (
     nn.SoftMarginLoss,
 )
 CLASS_INDEX = (nn.CrossEntropyLoss, nn.NLLLoss)
+REDUCTIONS = ("mean", "sum", "none")
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -36,14 +37,14 @@ class Objective:
     """A loss function, as the sum over the rows and the weight that the sum is of."""
 
     def __init__(self, loss: LossFunction) -> None:
-        self._by_row = getattr(loss, "reduction", None) in ("mean", "sum", "none")
         # With reduction="sum" the user wants the gradient of the sum: nothing divides it.
         self.is_sum = getattr(loss, "reduction", None) == "sum"
+        self._is_known = isinstance(loss, (*ELEMENTWISE, *CLASS_INDEX))
         self._loss = loss
-        if self._by_row and isinstance(loss, nn.Module):
-            by_row: Any = copy.deepcopy(loss)
-            by_row.reduction = "none"
-            self._loss = by_row
+        if isinstance(loss, nn.Module) and getattr(loss, "reduction", None) in REDUCTIONS:
+            own: Any = copy.deepcopy(loss)
+            own.reduction = "sum" if self._is_known else "none"
+            self._loss = own
 
     def to(self, device: torch.device) -> None:
         """Move the class weights and the like to where the outputs are."""
@@ -52,15 +53,14 @@ class Objective:
 
     def __call__(self, outputs: Any, targets: Any, num_rows: int) -> tuple[Tensor, Tensor | float]:
         """The sum of the loss over the rows, and its weight."""
-        if isinstance(self._loss, (*ELEMENTWISE, *CLASS_INDEX)):
+        if self._is_known:
             targets = fit_targets(self._loss, outputs, targets)
+            return self._loss(outputs, targets), self._known_weight(targets, num_rows)
         values = self._loss(outputs, targets)
         if not isinstance(values, Tensor):
             raise ParameterError("loss", type(values).__name__, "a function that returns a tensor")
         if values.dim() == 0:
-            return values * num_rows, float(num_rows)
-        if isinstance(self._loss, CLASS_INDEX) and not targets.is_floating_point():
-            return values.sum(), self._class_weight(targets, values)
+            return (values if self.is_sum else values * num_rows), float(num_rows)
         if values.shape[0] != num_rows:
             raise ParameterError(
                 "loss",
@@ -68,13 +68,22 @@ class Objective:
                 f"a scalar or one value for each of the {num_rows} rows",
             )
         # Several values a row (several outputs) count as their mean, as in torch's own reduction.
-        return values.reshape(num_rows, -1).mean(dim=1).sum(), float(num_rows)
+        by_row = values.reshape(num_rows, -1)
+        return (by_row.sum() if self.is_sum else by_row.mean(dim=1).sum()), float(num_rows)
 
-    def _class_weight(self, targets: Tensor, values: Tensor) -> Tensor | float:
-        """What torch's own mean divides by: the weights of the classes of all rows kept."""
+    def _known_weight(self, targets: Tensor, num_rows: int) -> Tensor | float:
+        """What the mean of torch's own loss divides by."""
+        if isinstance(self._loss, CLASS_INDEX):
+            if targets.is_floating_point():  # probabilities of the classes
+                return float(num_rows)
+            return self._class_weight(targets)
+        return float(targets.numel())
+
+    def _class_weight(self, targets: Tensor) -> Tensor | float:
+        """The weights of the classes of all rows kept."""
         loss: Any = self._loss
         if loss.weight is None and loss.ignore_index == -100:  # torch's default: nothing ignored
-            return float(values.numel())
+            return float(targets.numel())
         kept: Tensor = targets != loss.ignore_index
         weights: Tensor | float = 1.0
         if loss.weight is not None:

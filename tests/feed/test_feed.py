@@ -138,3 +138,18 @@ def test_rows_of_another_shape_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"'x' has rows of shape \[3\] and of shape \[2\]"):
         feed.ingest()
     feed.close()
+
+
+def test_batches_that_somebody_keeps_are_not_written_over(tmp_path):
+    feed = make_feed(tmp_path)
+    kept = [batch["x"][3:] for batch in feed.batches(50, 1)]
+    again = [batch["x"][3:].clone() for batch in feed.batches(50, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+    feed.close()
+
+
+def test_memory_of_batches_that_nobody_keeps_is_used_again(tmp_path):
+    feed = make_feed(tmp_path)
+    places = [batch["x"].data_ptr() for batch in feed.batches(50, 1)]
+    assert len(set(places)) <= 4
+    feed.close()
