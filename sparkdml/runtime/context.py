@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -115,5 +114,5 @@ class Context:
             assert self._feed is not None
             self._feed.ingest()  # raises if the row is one of ours
             # The rank that has the row is about to report it; this rank must not step without it.
-            time.sleep(30)
+            self._link.wait_for_the_end(timeout_seconds=60)
             raise CommunicationError(f"another rank has the row: {facts['problem']}")

@@ -122,6 +122,7 @@ class Launch:
 
     def _cancel(self, thread: threading.Thread) -> None:
         """End the job and wait until its processes are gone."""
+        self._endpoint.stop_all()
         self._rendezvous.sound_alarm("the driver has ended the run")  # wakes ranks in a collective
         self._sc.cancelJobGroup(self._group)
         deadline = time.monotonic() + LEAVE_SECONDS

@@ -5,6 +5,7 @@ Liveness is judged by beats and by the state of each connection, never by how fa
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import threading
@@ -92,6 +93,14 @@ class Endpoint:
             if member.state == "failed" and late:
                 return _reported(member)
         return None
+
+    def stop_all(self) -> None:
+        """Tell the workers that the run is over, for those that listen."""
+        with self._lock:
+            wires = list(self._wires)
+        for wire in wires:
+            with contextlib.suppress(OSError):  # gone already
+                wire.send({"stop": True})
 
     def all_gone(self) -> bool:
         """Whether every worker that ever came has left."""

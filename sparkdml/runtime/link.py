@@ -47,6 +47,7 @@ class Link:
         self._events: deque[Message] = deque(maxlen=MAX_WAITING_EVENTS)
         self._answers: queue.Queue[Message | None] = queue.Queue()
         self._wake = threading.Event()
+        self._stopped = threading.Event()
         self._closing = False
         self._sending = threading.Lock()
         self._threads = [
@@ -72,6 +73,10 @@ class Link:
         except (OSError, queue.Empty):
             return None
         return None if answer is None else answer.get("answer")
+
+    def wait_for_the_end(self, timeout_seconds: float) -> None:
+        """Until the driver ends the run, or is gone."""
+        self._stopped.wait(timeout_seconds)
 
     def failed(self, error: BaseException) -> None:
         """Report a failure with its traceback, before Spark learns of it."""
@@ -119,7 +124,11 @@ class Link:
 
     def _receive_all(self) -> None:
         while (message := self._wire.receive()) is not None:
-            self._answers.put(message)
+            if "stop" in message:
+                self._stopped.set()
+            else:
+                self._answers.put(message)
+        self._stopped.set()
         self._answers.put(None)
 
 

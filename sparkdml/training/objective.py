@@ -1,6 +1,6 @@
 """Losses as (sum, weight), so that a mean over all ranks is exact and never a mean of means.
 
-The losses that torch brings are asked for their sum, and weighted by what their own mean divides by:
+Losses that torch brings are asked for their sum, and weighted by what their own mean divides by:
 the elements, or for the class losses the weights of the classes, where ignored rows weigh nothing.
 Any other callable may give one value a row, or a scalar, which is taken for the batch's mean.
 """
