@@ -9,6 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+CLOSE_SECONDS = 10.0
+
 
 class Prefetch(Iterator[T]):
     """At most `depth` items wait. An error in the source is raised where the item is asked for."""
@@ -50,7 +52,7 @@ class Prefetch(Iterator[T]):
         return item  # type: ignore[return-value]  # an item without an error is a T
 
     def close(self) -> None:
-        """Stop early: the thread ends after the item that it is at."""
+        """Stop early: the thread ends after the item that it is at, which may never come."""
         self._finished = True
         self._closed.set()
-        self._thread.join()
+        self._thread.join(timeout=CLOSE_SECONDS)

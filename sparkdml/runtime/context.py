@@ -96,10 +96,14 @@ class Context:
     def flush_events(self) -> None:
         self._link.flush()
 
-    def close(self, failed: bool) -> None:
-        """Give everything back; after a failure without waiting for the other ranks."""
+    def close_feed(self) -> None:
+        """Stop reading ahead, and free the spool."""
         if self._feed is not None:
             self._feed.close()
+
+    def close(self, failed: bool) -> None:
+        """Give everything back; after a failure without waiting for the other ranks."""
+        self.close_feed()
         if self._comm is not None:
             self._comm.abort() if failed else self._comm.close()
 

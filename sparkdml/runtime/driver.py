@@ -75,7 +75,11 @@ class Launch:
             feed=feed,
             heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
         )
-        self._job: Job = make_job(spark, data, plan, body, profile)
+        try:
+            self._job: Job = make_job(spark, data, plan, body, profile)
+        except BaseException:
+            self._close()
+            raise
 
     def wait(self) -> list[Any]:
         """Submit and watch; the workers' results in rank order, or the first cause of a failure."""
@@ -90,9 +94,12 @@ class Launch:
             self._cancel(thread)
             raise
         finally:
-            self._endpoint.close()
-            self._rendezvous.close()
+            self._close()
         return join_parts(self._parts)
+
+    def _close(self) -> None:
+        self._endpoint.close()
+        self._rendezvous.close()
 
     def _submit(self) -> None:
         try:
@@ -108,17 +115,20 @@ class Launch:
             if failure is not None and thread.is_alive():
                 raise failure
         if self._spark_error is not None:
-            raise self._first_cause(self._spark_error) from self._spark_error
+            failure = self._wait_for_the_cause()
+            if failure is not None:
+                raise failure  # the workers' own words; Spark's would be a page of Java
+            raise explain_spark_error(self._spark_error, self._sc.pythonExec)
 
-    def _first_cause(self, spark_error: Exception) -> Exception:
-        """Why the job failed: the workers' own words, which may come a moment later."""
+    def _wait_for_the_cause(self) -> Exception | None:
+        """Why the workers say that the job failed; they may say so a moment later."""
         deadline = time.monotonic() + GRACE_FOR_THE_CAUSE_SECONDS + 0.5
         while self._endpoint.members and time.monotonic() < deadline:
             failure = self._endpoint.failure()
             if failure is not None:
                 return failure
             time.sleep(WATCH_SECONDS)
-        return explain_spark_error(spark_error, self._sc.pythonExec)
+        return None
 
     def _cancel(self, thread: threading.Thread) -> None:
         """End the job and wait until its processes are gone."""
@@ -148,15 +158,23 @@ def join_parts(parts: Parts) -> list[Any]:
 
 def explain_spark_error(error: Exception, worker_python: str) -> Exception:
     """A failure of which no worker could speak: it never came as far as our code."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    if not isinstance(error, PySparkException | Py4JError):
+        return error  # at the driver itself: a function that can't be pickled, for instance
     text = str(error)
+    explained: Exception = WorkerError(-1, "an unknown host", f"Spark ended the job: {text}")
     for line in text.splitlines():
         if "ModuleNotFoundError" in line or "PYTHON_VERSION_MISMATCH" in line:
-            return SetupError(
+            explained = SetupError(
                 f"the workers' Python ({worker_python}) can't run the job: {line.strip()}. Set "
                 "PYSPARK_PYTHON to a Python that has the driver's version, torch, pyarrow and "
                 "sparkdml on every host, or ship them with --py-files or --archives"
             )
-    return WorkerError(-1, "an unknown host", f"Spark ended the job: {text.strip()}")
+            break
+    explained.__cause__ = error
+    return explained
 
 
 def launch(

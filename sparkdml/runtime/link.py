@@ -49,6 +49,7 @@ class Link:
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._closing = False
+        self._has_failed = False
         self._sending = threading.Lock()
         self._threads = [
             threading.Thread(target=target, name=f"sparkdml-link-{what}", daemon=True)
@@ -79,7 +80,10 @@ class Link:
         self._stopped.wait(timeout_seconds)
 
     def failed(self, error: BaseException) -> None:
-        """Report a failure with its traceback, before Spark learns of it."""
+        """Report a failure with its traceback, before Spark learns of it. The first one counts."""
+        if self._has_failed:
+            return
+        self._has_failed = True
         text = "".join(traceback.format_exception(error))
         report = {
             "type": "failed",

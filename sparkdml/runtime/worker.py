@@ -81,9 +81,13 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
     failed = True
     try:
         payload: bytes = cloudpickle.dumps(body(ctx))  # type: ignore[no-untyped-call]
+        ctx.close_feed()
         for _ in source:
             pass  # Spark reuses a Python worker only if its input was read to the end
         failed = False
+    except BaseException as error:
+        link.failed(error)  # before the clean-up, which may take its time
+        raise
     finally:
         ctx.close(failed)
         _leave_foreign_groups(failed)

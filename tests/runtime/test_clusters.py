@@ -86,6 +86,36 @@ def test_on_a_standalone_cluster_by_spark_submit(tmp_path):
             daemon.wait(timeout=20)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_gpu_that_sparks_discovery_script_named(tmp_path):
+    """Without a GPU here, torch refuses the device; the address in its words is the script's."""
+    script = tmp_path / "discover"
+    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["7"]}'\n""")
+    script.chmod(0o755)
+    settings = {
+        "spark.worker.resource.gpu.amount": "1",
+        "spark.worker.resource.gpu.discoveryScript": script,
+        "spark.executor.resource.gpu.amount": "1",
+        "spark.task.resource.gpu.amount": "1",
+    }
+    conf = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+    output = tmp_path / "result.json"
+    environment = cluster_environment(tmp_path)
+    submit = str(Path(environment["SPARK_HOME"], "bin", "spark-submit"))
+    done = subprocess.run(
+        [submit, *conf, str(HERE / "gpu_job.py"), str(output)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(output.read_text())
+    assert found == ["cuda:7", "cuda:7"] or "Spark assigned GPU 7 to this task" in found
+
+
 @pytest.mark.timeout(120)
 def test_ctrl_c_cancels_and_leaves_no_process(tmp_path):
     driver = subprocess.Popen(

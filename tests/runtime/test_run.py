@@ -84,6 +84,17 @@ def test_each_row_reaches_one_rank_once(spark):
     assert dml.run(read, rows.repartition(7), num_workers=3) == results
 
 
+def test_rows_may_be_left_unread(spark):
+    """The reader that runs ahead must not be in the way of what ends the task."""
+
+    def read_one(ctx):
+        return next(ctx.feed(10)).num_rows
+
+    rows = spark.range(50_000)
+    for _ in range(3):
+        assert dml.run(read_one, rows, num_workers=2) == [10, 10]
+
+
 def test_uneven_ranks_get_equally_many_batches(spark):
     def count(ctx):
         sizes = [batch.num_rows for batch in ctx.batches(10)]
@@ -321,3 +332,25 @@ def test_bad_arguments(spark, arguments, words):
 def test_a_gpu_that_spark_has_not_assigned(spark):
     with pytest.raises(dml.SetupError, match=r"spark\.task\.resource\.gpu\.amount"):
         dml.run(feed_all, num_workers=1, gpus_per_worker=1, spark=spark)
+
+
+def test_a_function_that_cannot_be_pickled(spark):
+    lock = threading.Lock()
+    with pytest.raises(Exception, match="pickle"):
+        dml.run(lambda ctx: lock, num_workers=1, spark=spark)
+
+
+def test_a_module_that_workers_do_not_have(spark):
+    import types
+
+    ghost = types.ModuleType("a_module_of_the_driver_alone")
+    ghost.answer = types.FunctionType((lambda ctx: 42).__code__, {}, "answer")
+    ghost.answer.__module__ = ghost.__name__
+    import sys
+
+    sys.modules[ghost.__name__] = ghost
+    try:
+        with pytest.raises(dml.SetupError, match=r"No module named 'a_module_of_the_driver_alone'"):
+            dml.run(ghost.answer, num_workers=1, spark=spark)
+    finally:
+        del sys.modules[ghost.__name__]

@@ -1,0 +1,44 @@
+"""The examples, run as a user would run them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run_example(name, folder, *arguments):
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def accuracy_in(done):
+    assert done.returncode == 0, done.stderr[-3000:]
+    return float(re.search(r"test accuracy: ([\d.]+)%", done.stdout)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_digits(tmp_path):
+    assert accuracy_in(run_example("digits.py", tmp_path)) >= 96
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not Path(os.environ.get("SPARKDML_DATA", "nowhere"), "mnist").is_dir(),
+    reason="SPARKDML_DATA has no mnist/",
+)
+def test_mnist_reaches_98_5_percent(tmp_path):
+    assert accuracy_in(run_example("mnist.py", tmp_path)) >= 98.5
