@@ -1,7 +1,7 @@
 """MNIST with a small CNN: `SPARKDML_DATA=folder python examples/mnist.py`.
 
-The folder has `mnist/` with the four idx files, gzipped. Two workers on local Spark reach 98.5% on the
-test images in a few epochs.
+The folder has `mnist/` with the four idx files, gzipped. Two workers on local Spark reach 98.5% on
+the test images in a few epochs.
 """
 
 from __future__ import annotations

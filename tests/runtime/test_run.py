@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+import types
 
 import psutil
 import pytest
@@ -340,17 +342,10 @@ def test_a_function_that_cannot_be_pickled(spark):
         dml.run(lambda ctx: lock, num_workers=1, spark=spark)
 
 
-def test_a_module_that_workers_do_not_have(spark):
-    import types
-
+def test_a_module_that_workers_do_not_have(spark, monkeypatch):
     ghost = types.ModuleType("a_module_of_the_driver_alone")
     ghost.answer = types.FunctionType((lambda ctx: 42).__code__, {}, "answer")
-    ghost.answer.__module__ = ghost.__name__
-    import sys
-
-    sys.modules[ghost.__name__] = ghost
-    try:
-        with pytest.raises(dml.SetupError, match=r"No module named 'a_module_of_the_driver_alone'"):
-            dml.run(ghost.answer, num_workers=1, spark=spark)
-    finally:
-        del sys.modules[ghost.__name__]
+    ghost.answer.__module__, ghost.answer.__qualname__ = ghost.__name__, "answer"
+    monkeypatch.setitem(sys.modules, ghost.__name__, ghost)
+    with pytest.raises(dml.SetupError, match=r"No module named 'a_module_of_the_driver_alone'"):
+        dml.run(ghost.answer, num_workers=1, spark=spark)
