@@ -18,8 +18,8 @@ from sparkdml.errors import CommunicationError
 NAMES_A_KIND = 8
 
 # Horovod's own wait spins for ever, and on a busy host takes the core that its communication thread
-# needs. Sleeping from the start costs half a millisecond in each small allreduce, since an idle core
-# wakes slowly. So: spin, giving way to whoever wants the core, then sleep.
+# needs. Sleeping from the start costs half a millisecond in each small allreduce, since an idle
+# core wakes slowly. So: spin, giving way to whoever wants the core, then sleep.
 SPIN_SECONDS = 3e-3
 PAUSE_SECONDS = 500e-6
 

@@ -11,7 +11,9 @@ facts are there before the first worker starts, so bad rows are found before the
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.feed.arrow import HASH_COLUMN
@@ -22,6 +24,7 @@ from sparkdml.feed.order import SHARD_BITS
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import ArrayType
 
 FACTS = "sparkdml"
 
@@ -32,16 +35,14 @@ class DataFacts:
 
     num_rows: int
     num_validation_rows: int = 0
-    hash_sum: int = 0
-    hash_xor: int = 0
-    nulls: dict[str, int] = field(default_factory=dict)
-    lengths: dict[str, tuple[int, int]] = field(default_factory=dict)
+    num_null_rows: int = 0  # with a null in any column, or in an array
+    hash_sum: int = 0  # of the rows' hashes: tells one data set from another
+    lengths: dict[str, tuple[int, int]] = field(default_factory=dict)  # shortest, longest
 
     def problem(self) -> str | None:
-        """Why the rows can't be trained on, or None."""
-        for name, count in self.nulls.items():
-            if count:
-                return f"column {name!r} has nulls in {count:,} of {self.num_rows:,} rows"
+        """Why the rows can't be trained on, or None. The worker that has such a row names it."""
+        if self.num_null_rows:
+            return f"{self.num_null_rows:,} of {self.num_rows:,} rows have nulls"
         for name, (shortest, longest) in self.lengths.items():
             if shortest != longest:
                 return f"column {name!r} has between {shortest} and {longest} elements a row"
@@ -76,25 +77,25 @@ def read_facts(query: DataFrame) -> DataFacts | None:
 
 def facts_of(observed: dict[str, Any]) -> DataFacts:
     """Spark's row of observed metrics, which leaves out what is null, as facts."""
-    nulls, shortest, longest = (
+    shortest, longest = (
         {
             key.partition(":")[2]: int(value)
             for key, value in observed.items()
             if key.startswith(kind + ":")
         }
-        for kind in ("nulls", "shortest", "longest")
+        for kind in ("shortest", "longest")
     )
     return DataFacts(
         num_rows=observed["rows"],
         num_validation_rows=observed.get("validation", 0),
+        num_null_rows=observed.get("nulls", 0),
         hash_sum=observed.get("hash_sum", 0),
-        hash_xor=observed.get("hash_xor", 0),
-        nulls=nulls,
         lengths={name: (shortest[name], longest[name]) for name in shortest},
     )
 
 
 def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
+    """As few aggregates as will do: each is computed for every row, outside of compiled code."""
     from pyspark.sql import functions as F
 
     hashes = F.col(HASH_COLUMN)
@@ -102,38 +103,48 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
         "rows": F.count(F.lit(1)),
         # The low 31 bits: a sum over four billion rows still fits into a long.
         "hash_sum": F.sum(hashes.bitwiseAND(F.lit(0x7FFFFFFF))),
-        "hash_xor": F.bit_xor(hashes),
     }
     if isinstance(plan.validation, float):
         held_out = hashes.bitwiseAND(F.lit(0xFFFFFF)) < F.lit(round(plan.validation * (1 << 24)))
         facts["validation"] = F.count_if(held_out)  # as feed.is_validation says
     elif plan.validation is not None:
         facts["validation"] = F.count_if(F.col(_quoted(plan.validation)))
+    nulls = [check for column in plan.columns for check in _null_checks(column, df)]
+    if nulls:
+        facts["nulls"] = F.count_if(reduce(operator.or_, nulls))
     for column in plan.columns:
-        value = F.col(_quoted(column.name))
-        is_null = value.isNull()
-        if column.kind == "array" and column.depth == 1 and column.dtype != "bool":
-            # array_contains is null, not false, if the array has a null and not the number sought:
-            # compiled by Spark, unlike `exists`, which would cost as much as the whole shuffle.
-            is_null = is_null | F.array_contains(value, _rare(df, column)).isNull()
-        if column.kind == "array":
-            facts[f"shortest:{column.name}"] = F.min(F.size(value))
-            facts[f"longest:{column.name}"] = F.max(F.size(value))
-        if column.kind == "vector":
-            length = F.coalesce(value["size"], F.size(value["values"]))
+        if column.depth:
+            value = F.col(_quoted(column.name))
+            length = F.size(value)
+            if column.kind == "vector":
+                length = F.coalesce(value["size"], F.size(value["values"]))
             facts[f"shortest:{column.name}"] = F.min(length)
             facts[f"longest:{column.name}"] = F.max(length)
-        facts[f"nulls:{column.name}"] = F.count_if(is_null)
     return [expression.alias(name) for name, expression in facts.items()]
 
 
-def _rare(df: DataFrame, column: Column) -> SparkColumn:
-    """A number that hardly any array has: a null beside it is found in the stream all the same."""
+def _null_checks(column: Column, df: DataFrame) -> list[SparkColumn]:
+    """Whether the row has a null here, or in the array here; none where the schema excludes it."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType
 
-    kind = df.schema[column.name].dataType
-    assert isinstance(kind, ArrayType)
+    field_ = df.schema[column.name]
+    value = F.col(_quoted(column.name))
+    checks = [value.isNull()] if field_.nullable else []
+    kind = field_.dataType
+    if isinstance(kind, ArrayType) and kind.containsNull and column.depth == 1:
+        # array_contains is null, not false, if the array has a null and not the number sought:
+        # compiled by Spark, unlike `exists`, which would cost as much as the whole shuffle.
+        checks.append(F.array_contains(value, _rare(kind, column)).isNull())
+    return checks
+
+
+def _rare(kind: ArrayType, column: Column) -> SparkColumn:
+    """A value that hardly any array has: a null beside it is found in the stream all the same."""
+    from pyspark.sql import functions as F
+
+    if column.dtype == "bool":
+        return F.lit(False)
     return F.lit(-1.2345678e-30 if column.is_floating else -101).cast(kind.elementType)
 
 
