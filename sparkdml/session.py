@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 SETTINGS = {
     # Python workers are forked from a process that has torch already: a second less each.
     "spark.python.daemon.module": "sparkdml.daemon",
+    # Two progress bars on one line would overwrite each other.
+    "spark.ui.showConsoleProgress": "false",
     # After a loss, Spark looks for free slots every 15 s by default.
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
 }

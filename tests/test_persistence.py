@@ -386,6 +386,7 @@ def test_pipeline_of_our_stage_alone(spark: SparkSession, rows: DataFrame, tmp_p
     assert loaded.copy().transform(rows).count() == 24
 
 
+@pytest.mark.slow
 def test_same_predictions_in_another_process(
     rows: DataFrame, tmp_path: Path, fitted_pipeline: PipelineModel
 ) -> None:

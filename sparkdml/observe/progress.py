@@ -16,7 +16,6 @@ class Progress:
         self._epochs = epochs
         self._enabled = enabled
         self._lines = not sys.stderr.isatty() and "ipykernel" not in sys.modules
-        self._rows_an_epoch = 0.0
         self._bar: Any = None
         if enabled and not self._lines:
             self._bar = tqdm(total=epochs, unit="epoch", desc="starting", leave=True)
@@ -27,12 +26,11 @@ class Progress:
             return
         if message.get("kind") == "progress" and self._bar is not None:
             done = message["epoch"] - 1
-            if self._rows_an_epoch:
-                done += min(1.0, message["rows"] / self._rows_an_epoch)
+            if message["of"]:
+                done += min(1.0, message["rows"] / message["of"])
             self._show(message["epoch"], done, f"loss {message['loss']:.4g}")
         elif message.get("kind") == "epoch":
             row = message["row"]
-            self._rows_an_epoch = row["rows"]
             numbers = ", ".join(
                 f"{name} {value:.4g}"
                 for name, value in row.items()

@@ -28,6 +28,7 @@ class ThreadContext:
         self.rank, self.size = comm.rank, comm.size
         self.device = torch.device("cpu")
         self.data = self
+        self.facts = None
         self.events: list[dict[str, Any]] = []
         self._rows, self._held_out = rows, held_out or {}
 

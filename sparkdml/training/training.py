@@ -58,6 +58,12 @@ class Training:
         for callback in self.callbacks:
             callback.on_run_end(self)
 
+    @property
+    def rows_an_epoch(self) -> int | None:
+        """How many rows all ranks train on, where Spark has counted them."""
+        facts = self.ctx.facts
+        return None if facts is None else facts["num_rows"] - facts["num_validation_rows"]
+
     def stop(self, reason: str) -> None:
         """End the run after this epoch. Call it on every rank, or on none."""
         self.stopped = reason
@@ -135,6 +141,7 @@ class Epoch:
                 epoch=self.number + 1,
                 step=training.step,
                 rows=self.totals.rows,
+                of=training.rows_an_epoch,
                 loss=self.totals.loss / max(self.totals.weight, 1e-30),
             )
 

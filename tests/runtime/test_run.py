@@ -239,7 +239,7 @@ def test_a_worker_that_is_killed_or_stops_answering(spark, backend, signal_numbe
 
     began = time.monotonic()
     with pytest.raises(dml.WorkerLost, match="rank 1 on") as raised:
-        dml.run(fn, num_workers=2, backend=backend, heartbeat_timeout=4, spark=spark)
+        dml.run(fn, num_workers=2, backend=backend, heartbeat_timeout=2, spark=spark)
     assert time.monotonic() - began < 12
     assert raised.value.rank == 1
     expected = "ended without a word" if signal_number == signal.SIGKILL else "has not answered"
@@ -251,7 +251,7 @@ def test_a_worker_that_is_killed_or_stops_answering(spark, backend, signal_numbe
 def test_a_slow_worker_is_not_a_lost_one(spark):
     def fn(ctx):
         if ctx.rank == 1:
-            time.sleep(3)
+            time.sleep(2.5)
         ctx.comm.barrier()
         return "fine"
 
