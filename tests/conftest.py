@@ -27,6 +27,11 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.driver.memory", "3g")
+        # Short jobs spend more on the JVM's second compiler than they get from it.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        # How long Spark waits before it kills a cancelled task's Python process: 2 s by default,
+        # in each of the tests in which something fails.
+        .config("spark.python.task.killTimeout", "200ms")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from spark_home import cluster_environment
+from spark_home import QUICK_JVM, cluster_environment
 
 HERE = Path(__file__).parent
 JOB = str(HERE / "cluster_job.py")
@@ -120,7 +120,7 @@ def test_the_gpu_that_sparks_discovery_script_named(tmp_path):
 def test_ctrl_c_cancels_and_leaves_no_process(tmp_path):
     driver = subprocess.Popen(
         [sys.executable, str(HERE / "interrupted_job.py"), str(tmp_path)],
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**os.environ, **QUICK_JVM, "SPARK_LOCAL_IP": "127.0.0.1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
