@@ -10,12 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdml.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from sparkdml.checkpoint.keep import Keep as Keep
+    from sparkdml.errors import CheckpointError as CheckpointError
     from sparkdml.errors import DataError as DataError
     from sparkdml.errors import NonFiniteLoss as NonFiniteLoss
     from sparkdml.errors import NotEnoughSlots as NotEnoughSlots
     from sparkdml.errors import ParameterError as ParameterError
     from sparkdml.errors import SetupError as SetupError
     from sparkdml.errors import SparkDMLError as SparkDMLError
+    from sparkdml.errors import StoreError as StoreError
     from sparkdml.errors import WorkerError as WorkerError
     from sparkdml.errors import WorkerLost as WorkerLost
     from sparkdml.estimator import TorchEstimator as TorchEstimator
@@ -36,15 +40,19 @@ __version__ = "0.1.0"
 _HOMES = {
     "AllReduce": "sparkdml.strategies.allreduce",
     "Callback": "sparkdml.training.callbacks",
+    "CheckpointError": "sparkdml.errors",
+    "Checkpoints": "sparkdml.checkpoint.checkpoints",
     "Context": "sparkdml.runtime.context",
     "DataError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
+    "Keep": "sparkdml.checkpoint.keep",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "ParameterError": "sparkdml.errors",
     "SetupError": "sparkdml.errors",
     "SparkDMLError": "sparkdml.errors",
+    "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
     "TorchEstimator": "sparkdml.estimator",
     "TorchModel": "sparkdml.model",

@@ -43,6 +43,14 @@ class NotEnoughSlots(SetupError):
     """Fewer task slots than workers: a barrier job would wait for ever."""
 
 
+class CheckpointError(SparkDMLError, RuntimeError):
+    """A checkpoint can't be written, read, or gone on from; the message says how to go on."""
+
+
+class StoreError(CheckpointError):
+    """The place of the checkpoints could not be reached, or would not do what was asked."""
+
+
 class CommunicationError(SparkDMLError, RuntimeError):
     """A collective failed, nearly always because a peer is gone: an effect, seldom the cause."""
 
@@ -60,6 +68,8 @@ class NonFiniteLoss(SparkDMLError, ArithmeticError):
 
 class WorkerError(SparkDMLError, RuntimeError):
     """A worker failed: its rank, its host, and the traceback as it was there."""
+
+    step: int | None = None  # after which it failed, where it could tell
 
     def __init__(self, rank: int, host: str, reason: str, worker_traceback: str = "") -> None:
         self.rank, self.host, self.reason = rank, host, reason

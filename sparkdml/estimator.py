@@ -11,6 +11,7 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator
 from torch import nn
 
+from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.columns import Column, describe_columns
 from sparkdml.feed.feed import FeedPlan
@@ -20,13 +21,13 @@ from sparkdml.observe.progress import Progress
 from sparkdml.params import TrainingParams
 from sparkdml.persistence import EstimatorPersistence
 from sparkdml.runtime.api import find_resources, find_session
-from sparkdml.runtime.driver import launch
 from sparkdml.runtime.plan import Options
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.fit import Fit, Fitted
 from sparkdml.training.flat import check_parameters
-from sparkdml.training.job import TrainingJob, TrainingResult
+from sparkdml.training.job import TrainingJob
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module
 from sparkdml.training.training import Schedule
 
@@ -70,6 +71,10 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         metrics: Mapping[str, Metric] | None = None,
         callbacks: Sequence[Callback] | None = None,
         strategy: Strategy | None = None,
+        checkpoint: Checkpoints | str | None = None,
+        maxRestarts: int = 3,
+        minWorkers: int = 1,
+        replacementSeconds: float = 60.0,
         shuffle: bool = True,
         gradientAccumulation: int = 1,
         clipNorm: float | None = None,
@@ -86,30 +91,42 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
         called = time.time()
+        fit = self._prepare(dataset)
+        with Progress(self.value("epochs"), enabled=self.value("verbose") > 0) as progress:
+            fitted = fit.train(self.value("checkpoint"), progress.handle)
+        history = History(
+            fitted.result.history, fitted.result.stopped, fitted.result.first_step_time - called
+        )
+        return self._make_model(fit.module, fitted, history, fit.feed)
+
+    def _prepare(self, dataset: DataFrame) -> Fit:
+        """Everything that can be found out, or found wrong, before any job."""
         spark = find_session(dataset)
         module = self._build_module()
-        feed = self._plan_feed(dataset, module)
         strategy: Strategy = self.value("strategy")
-        job = TrainingJob(
-            self._plan_task(), self._plan_schedule(), strategy, tuple(self.value("callbacks"))
-        )
-        options = Options(
-            num_workers=self.value("numWorkers"),
-            resources=find_resources(
-                spark, self.value("cpusPerWorker"), self.value("gpusPerWorker")
+        return Fit(
+            spark=spark,
+            dataset=dataset,
+            module=module,
+            feed=self._plan_feed(dataset, module),
+            job=TrainingJob(
+                self._plan_task(), self._plan_schedule(), strategy, tuple(self.value("callbacks"))
             ),
-            backend=strategy.backend,
-            seed=self.value("seed"),
-            slot_timeout=self.value("slotTimeout"),
-            heartbeat_timeout=self.value("heartbeatTimeout"),
-            name=f"sparkdml: fit {type(module).__name__}",
+            options=Options(
+                num_workers=self.value("numWorkers"),
+                resources=find_resources(
+                    spark, self.value("cpusPerWorker"), self.value("gpusPerWorker")
+                ),
+                backend=strategy.backend,
+                seed=self.value("seed"),
+                slot_timeout=self.value("slotTimeout"),
+                max_restarts=self.value("maxRestarts"),
+                min_workers=self.value("minWorkers"),
+                replacement_seconds=self.value("replacementSeconds"),
+                heartbeat_timeout=self.value("heartbeatTimeout"),
+                name=f"sparkdml: fit {type(module).__name__}",
+            ),
         )
-        with Progress(self.value("epochs"), enabled=self.value("verbose") > 0) as progress:
-            returned = launch(spark, job, options, dataset, feed, progress.handle)
-        result: TrainingResult = next(result for _, result in returned if result is not None)
-        shape = next(shape for shape, _ in returned if shape is not None)
-        history = History(result.history, result.stopped, result.first_step_time - called)
-        return self._make_model(module, result, shape, history, feed)
 
     def _build_module(self) -> nn.Module:
         """The module at the driver: finds out most mistakes before any job."""
@@ -159,8 +176,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
     def _make_model(
         self,
         module: nn.Module,
-        result: TrainingResult,
-        output_shape: list[int],
+        fitted: Fitted,
         history: History,
         feed: FeedPlan,
     ) -> TorchModel:
@@ -168,11 +184,11 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         model = TorchModel._make(
             module=module,
             source=self.value("model"),
-            weights=result.weights,
+            weights=fitted.result.weights,
             loss=self.value("loss"),
             metrics=self.value("metrics"),
             features=tuple(columns[name] for name in self.feature_columns()),
-            output_shape=output_shape,
+            output_shape=fitted.output_shape,
             history=history,
         )
         model._resetUid(self.uid)

@@ -78,8 +78,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         )
         totals = Totals()
         for row in rows.collect():
-            weight, count, loss, *metrics = row.stats
-            totals += Totals(weight, count, loss, tuple(metrics))
+            totals += Totals.of(row.stats)
         if not totals.rows:
             raise DataError("the data has no rows, so there is nothing to evaluate")
         return totals.means(self._metrics)

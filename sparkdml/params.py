@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pyspark.ml.param import Param, Params
 from torch import nn
 
+from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import ParameterError
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
@@ -126,6 +127,14 @@ def to_callbacks(value: Any) -> list[Callback]:
 def to_strategy(value: Any) -> Strategy:
     if not isinstance(value, Strategy):
         raise ParameterError("strategy", value, "a strategy, for instance dml.AllReduce()")
+    return value
+
+
+def to_checkpoints(value: Any) -> Checkpoints:
+    if isinstance(value, str):
+        return Checkpoints(value)
+    if not isinstance(value, Checkpoints):
+        raise ParameterError("checkpoint", value, "a path, or dml.Checkpoints(path, every=, …)")
     return value
 
 
@@ -261,6 +270,22 @@ class TrainingParams(PredictionParams):
         "silent seconds after which a worker is given up",
         number("heartbeatTimeout", _SECONDS, lambda value: value > 0),
     )
+    checkpoint = _param(
+        "checkpoint", "a dml.Checkpoints, or its path: where the run is saved", to_checkpoints
+    )
+    maxRestarts = _param(
+        "maxRestarts",
+        "with checkpoint=: failures that are let pass without a new checkpoint in between",
+        whole("maxRestarts", 0),
+    )
+    minWorkers = _param(
+        "minWorkers", "workers to go on with after a failure, at least", whole("minWorkers", 1)
+    )
+    replacementSeconds = _param(
+        "replacementSeconds",
+        "seconds to wait for an executor in place of a lost one, before going on with fewer",
+        number("replacementSeconds", "0 or more seconds", lambda value: value >= 0),
+    )
     verbose = _param("verbose", "0: silent, 1: a line of progress", whole("verbose", 0))
 
     DEFAULTS: ClassVar[dict[str, Any]] = {
@@ -274,5 +299,8 @@ class TrainingParams(PredictionParams):
         "gpusPerWorker": 0,
         "slotTimeout": 60.0,
         "heartbeatTimeout": 8.0,
+        "maxRestarts": 3,
+        "minWorkers": 1,
+        "replacementSeconds": 60.0,
         "verbose": 1,
     }

@@ -319,7 +319,9 @@ def test_bad_params(rows, changes, words):
     ],
 )
 def test_bad_columns_are_found_before_any_job(rows, changes, words, monkeypatch):
-    monkeypatch.setattr("sparkdml.estimator.launch", lambda *_: pytest.fail("a run was launched"))
+    monkeypatch.setattr(
+        "sparkdml.training.fit.launch", lambda *_: pytest.fail("a run was launched")
+    )
     with pytest.raises(dml.DataError, match=words):
         make_estimator(**changes).fit(rows)
 

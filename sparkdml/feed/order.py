@@ -10,6 +10,7 @@ workers leaves every shard's own order as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ SHARD_BITS = 12
 NUM_SHARDS = 1 << SHARD_BITS
 
 Ints = npt.NDArray[np.int64]
+ShardOrShards = TypeVar("ShardOrShards", int, Ints)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -27,8 +29,8 @@ def shard_of(hashes: Ints) -> Ints:
     return (hashes.view(np.uint64) >> np.uint64(64 - SHARD_BITS)).astype(np.int64)
 
 
-def owner_of(shard: int, num_workers: int) -> int:
-    """The rank that reads a shard."""
+def owner_of(shard: ShardOrShards, num_workers: int) -> ShardOrShards:
+    """The rank that reads a shard; of each shard, for an array of them."""
     return shard % num_workers
 
 

@@ -51,6 +51,10 @@ class Prefetch(Iterator[T]):
             raise error
         return item  # type: ignore[return-value]  # an item without an error is a T
 
+    @property
+    def is_over(self) -> bool:
+        return self._finished
+
     def close(self) -> None:
         """Stop early: the thread ends after the item that it is at, which may never come."""
         self._finished = True

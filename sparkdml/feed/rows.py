@@ -29,8 +29,12 @@ def shard_rdd(rdd: RDD[Any], seed: int, num_workers: int) -> RDD[tuple[int, Any]
     """(hash, row) pairs in one partition a worker, each sorted by hash."""
     salt = str(seed).encode()
     return rdd.map(lambda row: (stable_hash(row, salt), row)).repartitionAndSortWithinPartitions(
-        num_workers, lambda key: owner_of(int(shard_of(np.array([key]))[0]), num_workers)
+        num_workers, lambda key: rank_of_hash(key, num_workers)
     )
+
+
+def rank_of_hash(key: int, num_workers: int) -> int:
+    return owner_of(int(shard_of(np.array([key]))[0]), num_workers)
 
 
 def stable_hash(row: Any, salt: bytes = b"") -> int:

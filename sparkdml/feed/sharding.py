@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import operator
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -49,8 +51,13 @@ class DataFacts:
         return None
 
 
-def shard_dataframe(df: DataFrame, plan: FeedPlan, num_workers: int) -> DataFrame:
-    """The rows with their hash, in one partition a worker, each sorted by hash."""
+def shard_dataframe(
+    df: DataFrame, plan: FeedPlan, num_workers: int, ranks: Sequence[int] | None = None
+) -> DataFrame:
+    """The rows with their hash, in one partition a worker, each sorted by hash.
+
+    With `ranks`, only the rows of those workers; the facts are of all rows all the same.
+    """
     from pyspark.sql import functions as F
 
     columns = [_readable(column).alias(column.name) for column in plan.columns]
@@ -64,6 +71,8 @@ def shard_dataframe(df: DataFrame, plan: FeedPlan, num_workers: int) -> DataFram
     counted = hashed.observe(FACTS, *_fact_columns(plan, df))
     shard = F.shiftrightunsigned(HASH_COLUMN, 64 - SHARD_BITS)
     owner = (shard % F.lit(num_workers)).cast("int")  # as order.owner_of says
+    if ranks is not None:
+        counted = counted.filter(owner.isin(list(ranks)))
     # Different rows with one hash are rare but possible: their content decides.
     ties = [_quoted(column.name) for column in plan.columns if column.kind != "vector"]
     return counted.repartitionById(num_workers, owner).sortWithinPartitions(HASH_COLUMN, *ties)
@@ -91,6 +100,18 @@ def facts_of(observed: dict[str, Any]) -> DataFacts:
         num_null_rows=observed.get("nulls", 0),
         hash_sum=observed.get("hash_sum", 0),
         lengths={name: (shortest[name], longest[name]) for name in shortest},
+    )
+
+
+def warn_if_not_deterministic(df: DataFrame) -> None:
+    """Rows that are computed anew after a failure must be the same rows."""
+    if df._jdf.queryExecution().analyzed().deterministic():
+        return
+    warnings.warn(
+        "the data is computed by an expression that is not deterministic (rand(), uuid(), a UDF "
+        "marked so): after a failure Spark may compute other rows, and the run could not go on. "
+        "Write the data out, or persist it on reliable storage, before training",
+        stacklevel=4,
     )
 
 

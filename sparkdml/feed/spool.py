@@ -2,7 +2,8 @@
 
 A column file is the tensor itself, row after row, so that a batch of any rows is one gather out of
 the page cache. The files are unlinked as soon as they are open: the space is given back when the
-process ends, however it ends, and nobody else can read them.
+process ends, however it ends, and nobody else can read them. Where a run may be started again after
+a failure, they lie in a folder instead, which the worker that takes this one's place can open.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -22,15 +25,24 @@ from sparkdml.feed.recycling import Recycler
 class ColumnFile:
     """One column on disk: append first, then read through a memory map."""
 
-    def __init__(self, name: str, directory: str) -> None:
+    def __init__(self, name: str, file: BinaryIO) -> None:
         self.name = name
-        descriptor, path = tempfile.mkstemp(prefix="sparkdml-spool-", dir=directory)  # mode 0600
-        os.unlink(path)
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        self._file = file
         self.row_shape: tuple[int, ...] | None = None
         self.dtype: np.dtype[np.generic] | None = None
         self.num_rows = 0
         self._map: mmap.mmap | None = None
+
+    @classmethod
+    def unlinked(cls, name: str, directory: str) -> ColumnFile:
+        descriptor, path = tempfile.mkstemp(prefix="sparkdml-spool-", dir=directory)  # mode 0600
+        os.unlink(path)
+        return cls(name, os.fdopen(descriptor, "r+b", buffering=0))
+
+    @classmethod
+    def kept(cls, name: str, path: Path) -> ColumnFile:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        return cls(name, os.fdopen(descriptor, "r+b", buffering=0))
 
     def append(self, values: np.ndarray) -> None:
         if self.row_shape is None:
@@ -76,8 +88,9 @@ class ColumnFile:
 class Spool:
     """All columns of the rows that one worker owns, with the shard that each row belongs to."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, folder: Path | None = None) -> None:
         self._directory = directory
+        self._folder = folder  # where the files are kept; None: nobody else will want them
         self._files: dict[str, ColumnFile] = {}
         self._arrays: dict[str, np.ndarray] = {}
         self._recyclers: dict[str, Recycler] = {}
@@ -90,7 +103,7 @@ class Spool:
         if not len(shards):
             return
         if not self._files:
-            self._files = {name: ColumnFile(name, self._directory) for name in columns}
+            self._files = {name: self._make_file(i, name) for i, name in enumerate(columns)}
         for name, file in self._files.items():
             file.append(columns[name])
         self.num_rows += len(shards)
@@ -104,13 +117,11 @@ class Spool:
                 self._shards.append(shard)
                 self._counts.append(length)
 
-    @property
-    def shards(self) -> Ints:
-        return np.array(self._shards, dtype=np.int64)
-
-    @property
-    def counts(self) -> Ints:
-        return np.array(self._counts, dtype=np.int64)
+    def layout(self) -> tuple[Ints, Ints]:
+        """The shards in the order in which they lie here, and how many rows each has so far."""
+        counts = np.array(self._counts, dtype=np.int64)
+        # Another thread may be appending: it names a shard before it counts its rows.
+        return np.array(self._shards[: len(counts)], dtype=np.int64), counts
 
     @property
     def row_bytes(self) -> int:
@@ -119,6 +130,41 @@ class Spool:
             for file in self._files.values()
             if file.dtype is not None
         )
+
+    def _make_file(self, index: int, name: str) -> ColumnFile:
+        if self._folder is None:
+            return ColumnFile.unlinked(name, self._directory)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return ColumnFile.kept(name, self._folder / f"column-{index}")
+
+    def describe(self) -> dict[str, Any]:
+        """What must be known to open the files again."""
+        return {
+            "shards": self._shards,
+            "counts": self._counts,
+            "columns": [
+                {
+                    "name": file.name,
+                    "dtype": None if file.dtype is None else file.dtype.str,
+                    "shape": list(file.row_shape or ()),
+                }
+                for file in self._files.values()
+            ],
+        }
+
+    @classmethod
+    def reopen(cls, folder: Path, description: dict[str, Any]) -> Spool:
+        """The spool that another process has sealed and left."""
+        spool = cls(str(folder), folder)
+        spool._shards, spool._counts = description["shards"], description["counts"]
+        spool.num_rows = sum(spool._counts)
+        for index, column in enumerate(description["columns"]):
+            file = ColumnFile.kept(column["name"], folder / f"column-{index}")
+            file.dtype = np.dtype(column["dtype"])
+            file.row_shape, file.num_rows = tuple(column["shape"]), spool.num_rows
+            spool._files[file.name] = file
+        spool.seal()
+        return spool
 
     def seal(self) -> None:
         """No more rows: map the files."""

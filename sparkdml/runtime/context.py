@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkdml.errors import CommunicationError, DataError, SetupError
+from sparkdml.errors import CheckpointError, CommunicationError, DataError, SetupError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Chunk, Feed
+from sparkdml.feed.order import Ints
 
 if TYPE_CHECKING:
+    from sparkdml.checkpoint.checkpointer import Checkpointer
     from sparkdml.comm.base import Communicator, World
     from sparkdml.runtime.link import Link
     from sparkdml.runtime.plan import Plan
@@ -43,6 +45,7 @@ class Context:
         self._spool_directory = spool_directory
         self._comm: Communicator | None = None
         self._feed: Feed | None = None
+        self._checkpoint: Checkpointer | None = None
         self.facts: dict[str, Any] | None = None  # of the data, once the feed is open
 
     @property
@@ -55,20 +58,40 @@ class Context:
         return self._comm
 
     @property
+    def checkpoint(self) -> Checkpointer | None:
+        """Where to go on from and where to save, if the run was given a place for checkpoints."""
+        if self._checkpoint is None and self.plan.checkpoint is not None:
+            from sparkdml.checkpoint.checkpointer import Checkpointer
+
+            worker = {
+                "host": self.world.hosts[self.rank],
+                "device": self.world.device,
+                "backend": self.plan.backend,
+            }
+            self._checkpoint = Checkpointer(
+                self.plan.checkpoint, self.rank, self.size, worker, self._link
+            )
+        return self._checkpoint
+
+    @property
     def data(self) -> Feed:
         """This worker's rows."""
         if self._feed is None:
-            if self._chunks is None:
-                raise SetupError("this run has no data: pass data= to dml.run")
-            self._feed = Feed(self._chunks, self._feed_plan(), self._spool_directory, self.device)
+            self._feed = self._open_feed()
             self.facts = self._link.ask("facts")
             if self.facts is not None:
                 self._check_facts(self.facts)
         return self._feed
 
-    def feed(self, batch_size: int, epoch: int = 0, shuffle: bool = True) -> Iterator[Batch]:
+    def feed(
+        self,
+        batch_size: int,
+        epoch: int = 0,
+        shuffle: bool = True,
+        position: Ints | None = None,
+    ) -> Iterator[Batch]:
         """One epoch of this worker's own rows; workers may differ in how many batches they get."""
-        return self.data.batches(batch_size, epoch, shuffle)
+        return self.data.batches(batch_size, epoch, shuffle, position)
 
     def batches(self, batch_size: int, epoch: int = 0, shuffle: bool = True) -> Iterator[Batch]:
         """As `feed`, but equally many on every rank: empty ones until the last rank is done."""
@@ -86,6 +109,10 @@ class Context:
             raise SetupError("ctx.rows() reads an RDD: pass one as data=, or use ctx.feed()")
         return self._rows
 
+    def reached(self, step: int) -> None:
+        """Where this rank is, should it fail."""
+        self._link.step = step
+
     def log(self, **values: float | int | str) -> None:
         """Send values to the driver, where `on_event` sees them."""
         self._link.event("log", values=values)
@@ -96,22 +123,48 @@ class Context:
     def flush_events(self) -> None:
         self._link.flush()
 
-    def close_feed(self) -> None:
-        """Stop reading ahead, and free the spool."""
+    def close_feed(self, failed: bool = False) -> None:
+        """Stop reading ahead, and free the spool, unless the run may be started again."""
         if self._feed is not None:
-            self._feed.close()
+            self._feed.close(keep=failed and self.plan.checkpoint is not None)
 
     def close(self, failed: bool) -> None:
         """Give everything back; after a failure without waiting for the other ranks."""
-        self.close_feed()
+        if self._checkpoint is not None and not failed:
+            self._checkpoint.wait()  # its last words need the feed
+        self.close_feed(failed)
         if self._comm is not None:
             self._comm.abort() if failed else self._comm.close()
 
-    def _feed_plan(self) -> Any:
-        assert self.plan.feed is not None, "a run with data has a feed"
-        return self.plan.feed
+    def _open_feed(self) -> Feed:
+        """From Spark, or from what an earlier attempt at this run has left on this host."""
+        plan = self.plan.feed
+        if plan is None:
+            raise SetupError("this run has no data: pass data= to dml.run")
+        kept = self.plan.spools.get(self.rank)
+        if kept is not None:
+            try:
+                feed = Feed.reopen(kept.folder, plan, self.device)
+            except (OSError, ValueError) as error:
+                self._link.ask("spool-lost", rank=self.rank)  # the driver will go back to Spark
+                raise CommunicationError(f"the spool {kept.folder} is gone: {error}") from error
+            self._spooled(kept.folder)
+            return feed
+        assert self._chunks is not None, "a run with data has chunks"
+        if self.plan.checkpoint is None:
+            return Feed(self._chunks, plan, self._spool_directory, self.device)
+        feed = Feed(self._chunks, plan, self._spool_directory, self.device, self._spooled)
+        self._spooled(str(feed.folder), whole=False)  # to be removed, should this process die
+        return feed
+
+    def _spooled(self, folder: str, whole: bool = True) -> None:
+        host = self.world.hosts[self.rank]
+        self._link.event("spooled", host=host, folder=folder, whole=whole)
+        self._link.flush()
 
     def _check_facts(self, facts: dict[str, Any]) -> None:
+        if facts["refusal"]:
+            raise CheckpointError(facts["refusal"])  # the same on every rank
         if not facts["num_rows"]:
             raise DataError("the data has no rows, so there is nothing to train on")
         if facts["problem"]:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from sparkdml.checkpoint.checkpointer import CheckpointPlan
+from sparkdml.checkpoint.run import CheckpointedRun
 from sparkdml.comm.backends import resolve_backend
 from sparkdml.comm.rendezvous import Rendezvous
 from sparkdml.errors import SetupError, WorkerError
@@ -22,6 +24,8 @@ from sparkdml.runtime import preflight
 from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
 from sparkdml.runtime.jobs import Job, Parts, is_rdd, make_job
 from sparkdml.runtime.plan import Options, Plan, Role
+from sparkdml.runtime.recovery import recover
+from sparkdml.runtime.spools import Spools
 from sparkdml.runtime.wire import Message
 from sparkdml.runtime.worker import Body
 
@@ -49,7 +53,15 @@ class Launch:
         feed: FeedPlan | None,
         profile: ResourceProfile | None,
         on_event: OnEvent,
+        run: CheckpointedRun | None = None,
+        checkpoint: CheckpointPlan | None = None,
+        spools: Spools | None = None,
     ) -> None:
+        self._run, self._spools = run, spools
+        kept = {} if spools is None else spools.usable(role.count)
+        if len(kept) == role.count:
+            data = None  # everything is on the workers' disks
+        self._count, self._on_event = role.count, on_event
         self._sc = spark.sparkContext
         self._name = options.name
         self._group = f"sparkdml-{uuid.uuid4()}"
@@ -59,7 +71,7 @@ class Launch:
         host = preflight.driver_host(self._sc)
         token = secrets.token_urlsafe(32)
         self._rendezvous = Rendezvous(host)
-        self._endpoint = Endpoint(host, token, options.heartbeat_timeout, on_event, self._answer)
+        self._endpoint = Endpoint(host, token, options.heartbeat_timeout, self._event, self._answer)
         plan = Plan(
             run_id=self._group,
             role=role,
@@ -73,6 +85,8 @@ class Launch:
             seed=options.seed,
             source="none" if data is None else ("rows" if is_rdd(data) else "arrow"),
             feed=feed,
+            checkpoint=checkpoint,
+            spools=kept,
             heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
         )
         try:
@@ -139,11 +153,29 @@ class Launch:
         while time.monotonic() < deadline and (thread.is_alive() or not self._endpoint.all_gone()):
             time.sleep(WATCH_SECONDS)
 
-    def _answer(self, question: str) -> Any:
-        if question == "facts":
-            facts = self._job.facts()
-            return None if facts is None else {**asdict(facts), "problem": facts.problem()}
-        return None
+    def _event(self, rank: int, message: Message) -> None:
+        if message.get("kind") == "spooled" and self._spools is not None:
+            self._spools.note(rank, message, self._count)
+        else:
+            self._on_event(rank, message)
+
+    def _answer(self, rank: int, message: Message) -> Any:
+        if message.get("what") == "facts":
+            return self._facts()
+        if message.get("what") == "spool-lost" and self._spools is not None:
+            return self._spools.lost(rank)
+        return None if self._run is None else self._run.answer(rank, message)
+
+    def _facts(self) -> Message | None:
+        facts = self._job.facts()
+        if facts is None:
+            return None if self._spools is None else self._spools.facts
+        known: Message = {**asdict(facts), "problem": facts.problem(), "refusal": None}
+        if self._run is not None:
+            known["refusal"] = self._run.check_data(known)
+        if self._spools is not None:
+            self._spools.facts = known
+        return known
 
 
 def join_parts(parts: Parts) -> list[Any]:
@@ -184,15 +216,46 @@ def launch(
     data: DataFrame | RDD[Any] | None = None,
     feed: FeedPlan | None = None,
     on_event: OnEvent = lambda rank, message: None,
+    run: CheckpointedRun | None = None,
 ) -> list[Any]:
-    """Check everything that can be checked, then run `body` in every worker."""
+    """Check everything that can be checked, then run `body` in every worker.
+
+    With checkpoints, a run that fails goes on from the newest.
+    """
     sc = spark.sparkContext
     many = options.num_workers is None or options.num_workers > 1
     preflight.check_settings(dict(sc.getConf().getAll()), many=many, spools=data is not None)
     preflight.check_worker_python(sc)
     profile = preflight.task_profile(sc, options.resources)
-    count = preflight.wait_for_slots(
+
+    first_count = preflight.wait_for_slots(
         sc, options.num_workers, options.resources, profile, options.slot_timeout
     )
-    role = Role("worker", count, reads="none" if data is None else "shards")
-    return Launch(spark, body, role, options, data, feed, profile, on_event).wait()
+
+    def count_workers(restarted: bool) -> int:
+        if not restarted:
+            return first_count
+        return preflight.wait_for_replacements(
+            sc,
+            first_count,
+            min(options.min_workers, first_count),
+            options.resources,
+            profile,
+            options.replacement_seconds,
+        )
+
+    spools = None if run is None else Spools()
+
+    def submit(count: int, checkpoint: CheckpointPlan | None = None) -> list[Any]:
+        role = Role("worker", count, reads="none" if data is None else "shards")
+        return Launch(
+            spark, body, role, options, data, feed, profile, on_event, run, checkpoint, spools
+        ).wait()
+
+    if run is None:
+        return submit(first_count)
+    assert spools is not None
+    try:
+        return recover(run, submit, count_workers, options.max_restarts, on_event, spools)
+    finally:
+        spools.remove_left(sc)

@@ -46,7 +46,7 @@ class Endpoint:
         token: str,
         beat_timeout_seconds: float,
         on_event: Callable[[int, Message], None],
-        answer: Callable[[str], Any],
+        answer: Callable[[int, Message], Any],
     ) -> None:
         self._token = token
         self._beat_timeout_seconds = beat_timeout_seconds
@@ -55,6 +55,7 @@ class Endpoint:
         self._lock = threading.Lock()
         self.members: dict[tuple[str, int], Member] = {}
         self._wires: set[Wire] = set()
+        self._own_error: Exception | None = None
         self._listener = socket.create_server((host, 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="sparkdml-endpoint", daemon=True)
@@ -64,6 +65,8 @@ class Endpoint:
 
     def failure(self) -> Exception | None:
         """The first cause of a failure, once it is certain enough; None while all is well."""
+        if self._own_error is not None:
+            return self._own_error
         now = time.monotonic()
         with self._lock:
             members = sorted(self.members.values(), key=lambda member: member.changed)
@@ -160,7 +163,12 @@ class Endpoint:
         if kind == "event":
             self._on_event(member.rank, message)
         elif kind == "ask":
-            wire.send({"answer": self._answer(str(message.get("what")))})
+            try:
+                answer = self._answer(member.rank, message)
+            except Exception as error:
+                # A mistake at the driver, on a thread that nobody would hear: it ends the run.
+                answer, self._own_error = None, self._own_error or error
+            wire.send({"answer": answer, "number": message.get("number")})
         elif kind in ("failed", "done"):
             with self._lock:
                 member.report = message
@@ -172,6 +180,7 @@ def _reported(member: Member) -> Exception:
     report = member.report
     reason = str(report.get("reason"))
     worker_error = WorkerError(member.rank, member.host, reason, str(report.get("traceback")))
+    worker_error.step = report.get("step")
     kind = getattr(errors, str(report.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, SparkDMLError) and kind not in _EFFECT_KINDS:
         message = reason.partition(": ")[2]

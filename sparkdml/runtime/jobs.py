@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from sparkdml.feed.rows import shard_rdd
+from sparkdml.feed.rows import rank_of_hash, shard_rdd
 from sparkdml.feed.sharding import DataFacts, read_facts, shard_dataframe
 from sparkdml.runtime.plan import Plan
 from sparkdml.runtime.worker import RESULT_SCHEMA, Body, run_arrow_worker, run_worker
@@ -48,7 +48,8 @@ class ArrowJob:
             rows = source.range(0, count, 1, numPartitions=count)
         else:
             assert plan.feed is not None
-            rows = shard_dataframe(source, plan.feed, count)
+            missing = [rank for rank in range(count) if rank not in plan.spools]
+            rows = shard_dataframe(source, plan.feed, count, missing if plan.spools else None)
         worker = partial(run_arrow_worker, plan, body)
         self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=True, profile=profile)
 
@@ -66,6 +67,9 @@ class RowsJob:
         self, rdd: RDD[Any], plan: Plan, body: Body, profile: ResourceProfile | None
     ) -> None:
         sharded = shard_rdd(rdd, plan.seed, plan.role.count)
+        if plan.spools:
+            spooled, count = frozenset(plan.spools), plan.role.count
+            sharded = sharded.filter(lambda pair: rank_of_hash(pair[0], count) not in spooled)
         if profile is not None:
             sharded = sharded.withResources(profile)
         self._rdd = sharded.barrier().mapPartitions(partial(run_worker, plan, body))

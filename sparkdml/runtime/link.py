@@ -40,16 +40,17 @@ class Link:
                 "host": host,
                 "pid": pid,
                 "role": plan.role.name,
-                "generation": plan.generation,
             }
         )
         self._beat_seconds = plan.heartbeat_seconds
         self._events: deque[Message] = deque(maxlen=MAX_WAITING_EVENTS)
-        self._answers: queue.Queue[Message | None] = queue.Queue()
+        self._answers: dict[int, queue.Queue[Message | None]] = {}
+        self.step = 0  # of the training loop
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._closing = False
         self._has_failed = False
+        self._num_questions = 0
         self._sending = threading.Lock()
         self._threads = [
             threading.Thread(target=target, name=f"sparkdml-link-{what}", daemon=True)
@@ -65,14 +66,22 @@ class Link:
     def flush(self) -> None:
         self._wake.set()
 
-    def ask(self, what: str, timeout_seconds: float = 30.0) -> Any:
-        """A question to the driver; None if it has no answer."""
+    def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+        """A question to the driver, from any thread; None if it has no answer."""
+        answers: queue.Queue[Message | None] = queue.Queue()
         try:
             with self._sending:
-                self._wire.send({"type": "ask", "what": what})
-            answer = self._answers.get(timeout=timeout_seconds)
+                self._num_questions += 1
+                number = self._num_questions
+                self._answers[number] = answers
+                self._wire.send({"type": "ask", "what": what, "number": number, **fields})
+            if self._stopped.is_set():
+                return None  # nobody will answer any more
+            answer = answers.get(timeout=timeout_seconds)
         except (OSError, queue.Empty):
             return None
+        finally:
+            self._answers.pop(number, None)
         return None if answer is None else answer.get("answer")
 
     def wait_for_the_end(self, timeout_seconds: float) -> None:
@@ -91,6 +100,7 @@ class Link:
             "reason": "".join(traceback.format_exception_only(error)).strip()[-MAX_TRACEBACK:],
             "traceback": text[-MAX_TRACEBACK:],
             "is_effect": is_effect(error),
+            "step": self.step,
         }
         # The driver may be gone; then Spark's own report of the task is all that is left.
         with contextlib.suppress(OSError), self._sending:
@@ -130,10 +140,11 @@ class Link:
         while (message := self._wire.receive()) is not None:
             if "stop" in message:
                 self._stopped.set()
-            else:
-                self._answers.put(message)
+            elif (waiting := self._answers.get(message.get("number", 0))) is not None:
+                waiting.put(message)
         self._stopped.set()
-        self._answers.put(None)
+        for waiting in list(self._answers.values()):
+            waiting.put(None)
 
 
 # What an unmodified Horovod or DDP script raises when a peer is gone.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.feed.feed import FeedPlan
+from sparkdml.runtime.spools import KeptSpool
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class Options:
     backend: str = "auto"
     seed: int = 0
     slot_timeout: float = 60.0
+    max_restarts: int = 3  # without a new checkpoint in between
+    min_workers: int = 1  # to go on with after a failure
+    replacement_seconds: float = 60.0  # to wait for an executor in place of a lost one
     heartbeat_timeout: float = 8.0
     name: str = "sparkdml"
 
@@ -56,5 +62,6 @@ class Plan:
     seed: int
     source: Literal["arrow", "rows", "none"]
     feed: FeedPlan | None
-    generation: int = 0  # how often this run was started again
+    checkpoint: CheckpointPlan | None = None
+    spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
     heartbeat_seconds: float = 1.0

@@ -139,6 +139,29 @@ def wait_for_slots(
     return needed if needed is not None else slots
 
 
+def wait_for_replacements(
+    sc: SparkContext,
+    wanted: int,
+    least: int,
+    resources: Resources,
+    profile: ResourceProfile | None,
+    timeout_seconds: float,
+) -> int:
+    """After a failure: as many workers as before if they come back in time, else what is left."""
+    deadline = time.monotonic() + timeout_seconds
+    while (slots := count_slots(sc, resources, profile)) < wanted:
+        if time.monotonic() >= deadline:
+            if slots < least:
+                raise NotEnoughSlots(
+                    f"{slots} slots are left for at least {least} workers, and no executor came "
+                    f"back within replacementSeconds={timeout_seconds:g}. Lower minWorkers, or "
+                    "start the run again when the cluster has recovered: it will resume"
+                )
+            return slots
+        time.sleep(0.2)
+    return wanted
+
+
 def _too_few(
     sc: SparkContext, needed: int, slots: int, resources: Resources, timeout_seconds: float
 ) -> str:

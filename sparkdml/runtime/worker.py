@@ -7,13 +7,11 @@ here (environment, thread count, random state, process groups) is put back.
 from __future__ import annotations
 
 import os
-import random
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from pyspark import BarrierTaskContext, cloudpickle
@@ -27,6 +25,8 @@ from sparkdml.feed.rows import read_rows
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.link import Link
 from sparkdml.runtime.plan import Plan
+from sparkdml.runtime.randomness import seed_everything
+from sparkdml.runtime.spools import seat
 
 RESULT_SCHEMA = "rank int, part int, payload binary"
 RESULT_PART_BYTES = 16 << 20
@@ -48,7 +48,10 @@ def run_arrow_worker(
 def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[int, int, bytes]]:
     """Run `body` as one rank; yields its pickled result in pieces."""
     task = BarrierTaskContext.get()
-    rank, hosts = task.partitionId(), find_hosts(task)
+    hosts = find_hosts(task)
+    ranks = seat(hosts, {rank: spool.host for rank, spool in plan.spools.items()})
+    rank = ranks[task.partitionId()]
+    hosts = tuple(hosts[ranks.index(r)] for r in range(len(ranks)))
     link = Link(plan, rank, hosts[rank], os.getpid())
     threads = torch.get_num_threads()
     try:
@@ -68,7 +71,7 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
 
 
 def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link: Link) -> bytes:
-    seed_everything(plan.seed)
+    seed_everything(plan.seed)  # the same on every rank: models that are built here begin alike
     chunks, rows = None, None
     if plan.source == "arrow":
         assert plan.feed is not None
@@ -95,7 +98,7 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
 
 
 def find_hosts(task: Any) -> tuple[str, ...]:
-    """The host of every rank, as Spark knows them already: costs no round trip."""
+    """The host of every task, as Spark knows them already: costs no round trip."""
     return tuple(info.address.rpartition(":")[0] or info.address for info in task.getTaskInfos())
 
 
@@ -138,13 +141,6 @@ def choose_device(
             f"Python ({sys.executable})"
         )
     return f"cuda:{addresses[0]}"
-
-
-def seed_everything(seed: int) -> None:
-    """The same start on every rank: models that are built in the worker begin alike."""
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-    torch.manual_seed(seed)
 
 
 def spool_directory() -> str:

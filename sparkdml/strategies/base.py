@@ -7,7 +7,10 @@ needs of the world comes through the `Training` that it is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
+from sparkdml.checkpoint.state import State
 from sparkdml.runtime.plan import Role
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
@@ -25,6 +28,14 @@ class Strategy(ABC):
     @abstractmethod
     def run(self, role: str, training: Training) -> None:
         """The loop, in a worker of the given role."""
+
+    def state(self) -> State:
+        """What a checkpoint must hold of the strategy itself, on this rank."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; called once the ranks are alike, before the first step."""
+        assert not state, f"{type(self).__name__} has a state() but no load()"
 
 
 class StepStrategy(Strategy):

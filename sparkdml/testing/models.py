@@ -1,11 +1,15 @@
-"""Tiny models, losses and metrics that can be imported by name, for tests of saving."""
+"""Tiny models, losses and metrics that can be imported by name, in workers too."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.training import Training
 
 
 class TinyClassifier(nn.Module):
@@ -59,3 +63,43 @@ class CountEpochs(Callback):
 
     def on_epoch_end(self, training: object, row: dict[str, float]) -> None:
         self.count += 1
+
+
+def noisy_classifier() -> nn.Module:
+    """Batch statistics and dropout: all that makes a run's bits depend on its past."""
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+    )
+
+
+class RecordsRows(nn.Module):
+    """Remembers the ids of the rows that it is trained on, until `WritesRows` writes them down."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(num_features, num_classes)
+        self.ids: list[int] = []
+
+    def forward(self, features: Tensor, ids: Tensor) -> Tensor:
+        if self.training:
+            self.ids += ids.tolist()
+        outputs: Tensor = self.linear(features)
+        return outputs
+
+
+class WritesRows(Callback):
+    """Writes a step's rows to a file that names the number of ranks, the step and the rank."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def on_step_end(self, training: Training) -> None:
+        module = training.task.module
+        assert isinstance(module, RecordsRows)
+        ctx = training.ctx
+        path = Path(self.folder, f"{ctx.size}-{training.step}-{ctx.rank}.json")
+        path.write_text(json.dumps(module.ids))
+        module.ids = []
+
+    def __repr__(self) -> str:
+        return "WritesRows()"

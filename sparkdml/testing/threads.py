@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparkdml.comm.base import Communicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.order import Ints
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.task import Task, TaskPlan
@@ -29,15 +30,22 @@ class ThreadContext:
         self.device = torch.device("cpu")
         self.data = self
         self.facts = None
+        self.seed = 0
+        self.checkpoint = None
         self.events: list[dict[str, Any]] = []
         self._rows, self._held_out = rows, held_out or {}
 
-    def feed(self, batch_size: int, epoch: int = 0, shuffle: bool = True) -> Iterator[Batch]:
-        """The rows in order: with `epoch` and `shuffle` a real feed would do more."""
+    def feed(
+        self, batch_size: int, epoch: int = 0, shuffle: bool = True, position: Ints | None = None
+    ) -> Iterator[Batch]:
+        """The rows in order: with `epoch`, `shuffle` and `position` a real feed would do more."""
         return _cut(self._rows, batch_size)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         return _cut(self._held_out, batch_size)
+
+    def reached(self, step: int) -> None:
+        """Nobody is watching."""
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -74,8 +82,8 @@ def train_on_threads(
         context: Any = ThreadContext(
             comm, parts[comm.rank], held_out[comm.rank] if held_out else None
         )
-        training = Training(context, task, schedule, callbacks)
         strategy: Strategy = strategy_of()
+        training = Training(context, task, schedule, callbacks, strategy)
         strategy.run("worker", training)
         return training
 

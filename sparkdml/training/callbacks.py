@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -19,11 +20,21 @@ class Callback:
     def on_run_start(self, training: Training) -> None:
         """Before the first step; the parameters are the same on every rank."""
 
+    def on_step_end(self, training: Training) -> None:
+        """After an optimizer step, before its checkpoint, if one is due: `training.step` has it."""
+
     def on_epoch_end(self, training: Training, row: dict[str, float]) -> None:
         """After validation. `row` is the epoch's row of the history; it may be added to."""
 
     def on_run_end(self, training: Training) -> None:
         """After the last epoch, before the weights are taken."""
+
+    def state(self) -> dict[str, Any]:
+        """What must survive a restart: tensors, numbers, text. The same on every rank."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned; called after `on_run_start`."""
 
 
 class EarlyStopping(Callback):
@@ -79,6 +90,13 @@ class EarlyStopping(Callback):
     def on_run_end(self, training: Training) -> None:
         if self._best_state is not None:
             training.task.module.load_state_dict(self._best_state)
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "best_epoch": self.best_epoch, "best_state": self._best_state}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        self._best_state = state["best_state"]
 
     def __repr__(self) -> str:
         return f"EarlyStopping({self.monitor!r}, patience={self.patience}, mode={self.mode!r})"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import safetensors.torch
 from torch import nn
 
+from sparkdml.checkpoint.encoding import Stream, take_apart
+from sparkdml.checkpoint.state import State
 from sparkdml.runtime.context import Context
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
@@ -35,9 +37,8 @@ class TrainingJob:
 
     def __call__(self, ctx: Context) -> tuple[list[int] | None, TrainingResult | None]:
         """One row's output shape, where this rank had rows; and at rank 0 the result."""
-        task = Task(self.task, ctx.device)
-        training = Training(ctx, task, self.schedule, self.callbacks)
-        self.strategy.run(ctx.plan.role.name, training)
+        training = self.train(ctx)
+        task = training.task
         if ctx.rank:
             return task.forward.output_shape, None
         return task.forward.output_shape, TrainingResult(
@@ -46,6 +47,33 @@ class TrainingJob:
             stopped=training.stopped,
             first_step_time=training.first_step_time,
         )
+
+    def train(self, ctx: Context) -> Training:
+        task = Task(self.task, ctx.device)
+        training = Training(ctx, task, self.schedule, self.callbacks, self.strategy)
+        self.strategy.run(ctx.plan.role.name, training)
+        return training
+
+
+@dataclass(frozen=True)
+class ReplayJob:
+    """Trains up to a step, and brings home the state instead of a model."""
+
+    job: TrainingJob
+
+    def __call__(self, ctx: Context) -> tuple[bytes, bytes, list[float]] | None:
+        training = self.job.train(ctx)
+        if ctx.rank:
+            return None
+        assert training.epoch is not None, "a replay has an epoch to go on with"
+        state = training.state(training.epoch)
+        shared = {name: entry for name, entry in state.items() if entry.rule == "replicated"}
+        own = {name: entry for name, entry in state.items() if entry.rule != "replicated"}
+        return _encode(shared), _encode(own), training.losses
+
+
+def _encode(state: State) -> bytes:
+    return b"".join(Stream(*take_apart(state)))
 
 
 def encode_weights(module: nn.Module) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.training.flat import FlatParams
@@ -18,7 +19,7 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 OptimizerSource = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Metric = Callable[[Any, Any], Any]
 
-NUM_FIXED_STATS = 3  # weight, rows, loss; the metrics follow
+NUM_FIXED_STATS = 5  # weight, rows, loss, wishes, objections; the metrics follow
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Totals:
     rows: float = 0.0
     loss: float = 0.0
     metrics: tuple[float, ...] = ()
+    # How many ranks wish for a checkpoint, and how many object, being busy with the last one. They
+    # travel with the sums, so that all ranks decide alike and no message is spent on it.
+    wishes: float = 0.0
+    objections: float = 0.0
 
     def __add__(self, other: Totals) -> Totals:
         if not self.rows:
@@ -55,9 +60,9 @@ class Totals:
         )
 
     @classmethod
-    def of(cls, stats: Tensor) -> Totals:
-        weight, rows, loss, *metrics = stats.tolist()
-        return cls(weight, rows, loss, tuple(metrics))
+    def of(cls, stats: Sequence[float]) -> Totals:
+        weight, rows, loss, wishes, objections, *metrics = stats
+        return cls(weight, rows, loss, tuple(metrics), wishes, objections)
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
         weight, rows = max(self.weight, 1e-30), max(self.rows, 1e-30)
@@ -93,7 +98,7 @@ class Forward:
                 metric_sum(metric(outputs, targets), batch.num_rows, name)
                 for name, metric in self.plan.metrics.items()
             ]
-        add_stats(stats, [weight, batch.num_rows, self.last_loss, *metrics])
+        add_stats(stats, [weight, batch.num_rows, self.last_loss, 0.0, 0.0, *metrics])
         return loss
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:
@@ -123,6 +128,7 @@ class Task:
         self.forward = Forward(self.module, plan, device)
         self.params = FlatParams(self.module, self.forward.num_stats)
         self.optimizer = build_optimizer(plan.optimizer, self.module)
+        self.vote = (0.0, 0.0)  # a wish and an objection, for the next step's totals
         self._remaining = 0
         self._checked = False
 
@@ -132,6 +138,8 @@ class Task:
         A batch larger than `batch_size` is taken in pieces whose gradients add up.
         """
         self.params.zero()
+        if any(self.vote):
+            self.params.stats[3:5] = self.params.stats.new_tensor(self.vote)
         self._remaining = batch.num_rows
         if not batch.num_rows:
             return
@@ -156,6 +164,21 @@ class Task:
             norm = self.params.grads.norm()
             self.params.grads.mul_((self.plan.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
+
+    def state(self) -> State:
+        """Parameters and optimizer; the buffers are the training's, which knows their weights."""
+        module = self.module
+        return {
+            "parameters": Entry(dict(module.named_parameters(remove_duplicate=False))),
+            "optimizer": Entry(self.optimizer.state_dict()),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        own = dict(self.module.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for name, value in state["parameters"].items():
+                own[name].copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
 
 
 def add_stats(stats: Tensor, values: list[Tensor | float]) -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkdml.errors import DataError, NonFiniteLoss
-from sparkdml.feed.batch import Batch
+from sparkdml.checkpoint.checkpointer import Checkpointer
+from sparkdml.checkpoint.manifest import Kind
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.errors import DataError
+from sparkdml.feed.position import nothing_read, owned
 from sparkdml.runtime.context import Context
+from sparkdml.runtime.randomness import random_state, restore_random_state, seed_rank
 from sparkdml.training.buffers import merge_buffers
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
 
-PROGRESS_SECONDS = 0.25
+if TYPE_CHECKING:
+    from sparkdml.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Schedule:
     accumulate: int = 1  # batches whose gradients are added up before a step
     shuffle: bool = True
     validates: bool = False
+    stop_at_step: int | None = None  # a replay ends there, in the middle of an epoch if need be
 
 
 @dataclass
@@ -40,23 +44,39 @@ class Training:
     task: Task
     schedule: Schedule
     callbacks: Sequence[Callback] = ()
+    strategy: Strategy | None = None
     history: list[dict[str, float]] = field(default_factory=list)
     step: int = 0  # optimizer steps so far
     first_step_time: float = 0.0
     stopped: str | None = None
+    losses: list[float] = field(default_factory=list)  # of each step, where a replay wants them
 
-    def epochs(self) -> Iterator[Epoch]:
-        """Epoch after epoch; validation, history and callbacks come as each one ends."""
-        for callback in self.callbacks:
-            callback.on_run_start(self)
-        for number in range(self.schedule.epochs):
-            epoch = Epoch(self, number)
-            yield epoch
-            self._close(epoch)
-            if self.stopped is not None:
-                break
-        for callback in self.callbacks:
-            callback.on_run_end(self)
+    def __post_init__(self) -> None:
+        self.epoch: Epoch | None = None  # the one that is being trained
+        # Those that override it: a call for each step is not free.
+        self.step_callbacks = [
+            callback
+            for callback in self.callbacks
+            if type(callback).on_step_end is not Callback.on_step_end
+        ]
+        resumed = None if self.checkpoint is None else self.checkpoint.resumed
+        # The rows of one step stay what they were when the run began, however many workers share
+        # them now.
+        self.global_batch: int = (
+            self.ctx.size * self.schedule.batch_size * self.schedule.accumulate
+            if resumed is None
+            else resumed.global_batch
+        )
+
+    @property
+    def checkpoint(self) -> Checkpointer | None:
+        return self.ctx.checkpoint
+
+    @property
+    def rows_a_step(self) -> int:
+        """This rank's share of the global batch."""
+        share, rest = divmod(self.global_batch, self.ctx.size)
+        return max(1, share + (self.ctx.rank < rest))
 
     @property
     def rows_an_epoch(self) -> int | None:
@@ -64,12 +84,141 @@ class Training:
         facts = self.ctx.facts
         return None if facts is None else facts["num_rows"] - facts["num_validation_rows"]
 
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the step is reached that was asked for."""
+        return self.schedule.stop_at_step is not None and self.step >= self.schedule.stop_at_step
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Epoch after epoch; validation, history and callbacks come as each one ends."""
+        for callback in self.callbacks:
+            callback.on_run_start(self)
+        epoch = self._begin()
+        self.epoch = epoch
+        while epoch.number < self.schedule.epochs and self.stopped is None:
+            self.epoch = epoch
+            yield epoch
+            if self.is_replayed:
+                return
+            self._close(epoch)
+            epoch = Epoch(self, epoch.number + 1)
+            is_last = epoch.number == self.schedule.epochs or self.stopped is not None
+            checkpoint = None if is_last else self.checkpoint  # the end has one of its own
+            if checkpoint is not None and checkpoint.due_after_epoch(epoch.number):
+                self.save(epoch, "epoch")
+        self._finish(epoch)
+
     def stop(self, reason: str) -> None:
         """End the run after this epoch. Call it on every rank, or on none."""
         self.stopped = reason
 
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def save(self, epoch: Epoch, kind: Kind) -> None:
+        """Take a checkpoint. Every rank does, after the same step."""
+        assert self.checkpoint is not None
+        self._save(self.state(epoch), epoch, kind)
+
+    def _save(self, state: State, epoch: Epoch, kind: Kind) -> None:
+        assert self.checkpoint is not None
+        own_rows = int(epoch.own_rows - epoch.rows_before)
+
+        def position() -> State:
+            start = nothing_read() if epoch.start is None else epoch.start
+            if not own_rows:
+                return {"position": Entry(start, "sum")}
+            reached = self.ctx.data.position_after(
+                own_rows, epoch.number, self.schedule.shuffle, start
+            )
+            return {"position": Entry(reached, "sum")}
+
+        self.checkpoint.save(
+            self.step,
+            state,
+            epoch=epoch.number,
+            kind=kind,
+            metrics=self.history[-1] if self.history else {},
+            global_batch=self.global_batch,
+            later=position,
+        )
+
+    def state(self, epoch: Epoch) -> State:
+        """Everything that the next step depends on, but for the position in the data."""
+        assert self.strategy is not None
+        rank_rows = float(epoch.own_rows)
+        return {
+            **self.task.state(),
+            **{f"strategy.{name}": entry for name, entry in self.strategy.state().items()},
+            "buffers": Entry(dict(self.task.module.named_buffers()), "mean", rank_rows),
+            "random": Entry(random_state(self.ctx.device), "reset"),
+            "own_rows": Entry(rank_rows, "mean"),
+            "callbacks": Entry([callback.state() for callback in self.callbacks]),
+            "progress": Entry(
+                {
+                    "step": self.step,
+                    "history": self.history,
+                    "stopped": self.stopped,
+                    "output_shape": self.task.forward.output_shape,
+                    "epoch": epoch.state(),
+                }
+            ),
+        }
+
+    def _begin(self) -> Epoch:
+        """The epoch to go on with: the first one, or the one that a checkpoint was taken in."""
+        if self.checkpoint is not None:
+            _ = self.ctx.data  # opened first: rows that are not the run's are refused here
+        state = None if self.checkpoint is None else self.checkpoint.load_entries()
+        if state is None:
+            seed_rank(self.ctx.seed, self.ctx.rank)
+            epoch = Epoch(self, 0)
+            if self.checkpoint is not None:
+                self.save(epoch, "root")
+            return epoch
+        return self._load({name: entry.value for name, entry in state.items()})
+
+    def _load(self, state: dict[str, Any]) -> Epoch:
+        assert self.strategy is not None
+        self.task.load(state)
+        prefix = "strategy."
+        self.strategy.load(
+            {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+        )
+        with torch.no_grad():
+            for name, buffer in self.task.module.named_buffers():
+                buffer.copy_(state["buffers"][name])
+        for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
+            callback.load(saved)
+        progress = state["progress"]
+        self.step, self.history = progress["step"], progress["history"]
+        self.stopped = progress["stopped"]
+        self.ctx.reached(self.step)
+        if "random" in state:
+            restore_random_state(state["random"], self.ctx.device)
+        else:
+            seed_rank(self.ctx.seed, self.ctx.rank, self.step)
+        self.task.forward.output_shape = progress["output_shape"]
+        position = owned(state["position"], self.ctx.rank, self.ctx.size)
+        return Epoch.load(self, progress["epoch"], position, state["own_rows"])
+
+    def _finish(self, epoch: Epoch) -> None:
+        state = None
+        if self.checkpoint is not None and self.checkpoint.writes:
+            state = self.state(epoch)
+            if self.callbacks:
+                state = _frozen(state)  # callbacks may now put other weights into the module
+        for callback in self.callbacks:
+            callback.on_run_end(self)
+        if state is not None:
+            state["result"] = Entry(self.task.module.state_dict())
+            self._save(state, epoch, "final")
+            assert self.checkpoint is not None
+            self.checkpoint.wait()
+
+    # -- the end of an epoch --------------------------------------------------------------------
+
     def _close(self, epoch: Epoch) -> None:
-        seconds = time.perf_counter() - epoch.started
+        seconds = epoch.seconds
         merge_buffers(self.task.module, self.ctx.comm, epoch.own_rows)
         row = {"epoch": float(epoch.number + 1), **epoch.totals.means(self.task.plan.metrics)}
         if self.schedule.validates:
@@ -87,7 +236,7 @@ class Training:
         stats = self.task.forward.evaluate(
             self.ctx.data.validation_batches(self.schedule.batch_size)
         )
-        totals = Totals.of(self.ctx.comm.allreduce_(stats))
+        totals = Totals.of(self.ctx.comm.allreduce_(stats).tolist())
         if not totals.rows:
             raise DataError(
                 "validation= selected no rows. Use a larger fraction, or a column that is true "
@@ -96,60 +245,8 @@ class Training:
         return totals.means(self.task.plan.metrics)
 
 
-class Epoch:
-    """One pass over the data. Iterate over it for batches; it never ends by itself."""
+def _frozen(state: State) -> State:
+    """The state as it is now, whatever happens to its tensors."""
+    from copy import deepcopy
 
-    def __init__(self, training: Training, number: int) -> None:
-        self._training = training
-        self.number = number
-        self.totals = Totals()
-        self.steps = 0
-        self.own_rows = 0
-        self.started = time.perf_counter()
-        self._reported = 0.0
-
-    def __iter__(self) -> Iterator[Batch]:
-        """This rank's batches, then empty ones: other ranks may have more."""
-        schedule = self._training.schedule
-        rows_a_step = schedule.batch_size * schedule.accumulate
-        own = self._training.ctx.feed(rows_a_step, self.number, schedule.shuffle)
-        for batch in chain(own, repeat(Batch.empty())):
-            self.own_rows += batch.num_rows
-            yield batch
-
-    def count(self, totals: Totals) -> bool:
-        """Account for the agreed totals of a step; False when no rank had a row: it is over."""
-        if not totals.rows:
-            return False
-        if not math.isfinite(totals.loss):
-            self._not_finite(totals.loss)
-        self.totals += totals
-        self.steps += 1
-        return True
-
-    def tick(self) -> None:
-        """A step is done."""
-        training = self._training
-        training.step += 1
-        now = time.time()
-        if training.step == 1:
-            training.first_step_time = now
-        if training.ctx.rank == 0 and now - self._reported > PROGRESS_SECONDS:
-            self._reported = now
-            training.ctx.event(
-                "progress",
-                epoch=self.number + 1,
-                step=training.step,
-                rows=self.totals.rows,
-                of=training.rows_an_epoch,
-                loss=self.totals.loss / max(self.totals.weight, 1e-30),
-            )
-
-    def _not_finite(self, loss: float) -> NoReturn:
-        """Every rank sees the same total, so every rank asks whose it is, and says the same."""
-        training = self._training
-        own = training.task.forward.last_loss
-        mine = torch.tensor([0.0 if own is None else float(own)], device=training.ctx.device)
-        losses = torch.cat(training.ctx.comm.allgather(mine)).tolist()
-        rank = next((r for r, value in enumerate(losses) if not math.isfinite(value)), 0)
-        raise NonFiniteLoss(loss, self.number + 1, training.step + 1, rank)
+    return {name: Entry(deepcopy(e.value), e.rule, e.weight) for name, e in state.items()}

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -41,7 +42,11 @@ def events():
 @pytest.fixture
 def endpoint(events):
     made = Endpoint(
-        "127.0.0.1", TOKEN, 1.0, lambda rank, m: events.append((rank, m)), lambda q: q.upper()
+        "127.0.0.1",
+        TOKEN,
+        1.0,
+        lambda rank, m: events.append((rank, m)),
+        lambda rank, m: 1 / 0 if m["what"] == "error" else m["what"].upper(),
     )
     yield made
     made.close()
@@ -75,6 +80,9 @@ def test_events_and_questions(endpoint, events):
     link.event("progress", step=3)
     link.flush()
     assert link.ask("facts") == "FACTS"
+    with ThreadPoolExecutor(8) as pool:
+        questions = [f"q{number}" for number in range(100)]
+        assert list(pool.map(link.ask, questions)) == [q.upper() for q in questions]
     wait_for(lambda: events)
     assert events == [(1, {"type": "event", "kind": "progress", "step": 3})]
     link.done()
@@ -179,3 +187,10 @@ def test_a_plan_is_frozen():
     with pytest.raises(AttributeError):
         make_plan(1).seed = 3
     assert replace(make_plan(1), seed=3).seed == 3
+
+
+def test_a_mistake_at_the_driver_ends_the_run(endpoint):
+    link = join(endpoint, 0)
+    assert link.ask("error") is None
+    assert isinstance(endpoint.failure(), ZeroDivisionError)
+    link.close()

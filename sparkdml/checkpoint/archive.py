@@ -1,0 +1,114 @@
+"""The checkpoints of one run in a store: find, read, commit, prune. Used at the driver."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from dataclasses import replace
+
+from sparkdml.checkpoint.encoding import decode
+from sparkdml.checkpoint.keep import Keep, to_prune
+from sparkdml.checkpoint.manifest import (
+    Manifest,
+    Submission,
+    manifest_name,
+    parse_id,
+    part_name,
+    submission_name,
+)
+from sparkdml.checkpoint.parts import read_part
+from sparkdml.checkpoint.state import State
+from sparkdml.checkpoint.stores.base import Store
+from sparkdml.errors import CheckpointError
+
+
+class Archive:
+    """Reads and writes the records; what is damaged is warned of and passed over."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._known: dict[str, Manifest] = {}  # a long run has many, and they hardly change
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def manifests(self) -> list[Manifest]:
+        """Every checkpoint that ever was, by step."""
+        found = (self._manifest(id) for id in self._ids(set(self.store.names("checkpoints/"))))
+        return [manifest for manifest in found if manifest is not None]
+
+    def submissions(self) -> list[Submission]:
+        found = []
+        for name in self.store.names("submissions/"):
+            try:
+                found.append(Submission.from_json(self.store.read(name), name))
+            except CheckpointError as error:
+                warnings.warn(f"passed over: {error}", stacklevel=2)
+        return sorted(found, key=lambda submission: submission.number)
+
+    def newest(self, rejected: Collection[str] = ()) -> Manifest | None:
+        """The complete checkpoint to go on from: of the last submission, the last step."""
+        names = set(self.store.names("checkpoints/"))
+        for id in sorted(self._ids(names), key=_age, reverse=True):
+            if id in rejected:
+                continue
+            manifest = self._manifest(id)
+            if manifest is None or manifest.pruned:
+                continue
+            missing = [p.name for p in manifest.parts if part_name(id, p.name) not in names]
+            if missing:
+                warnings.warn(
+                    f"checkpoint {id} in {self.store.url} lacks {', '.join(missing)}: passed over "
+                    "for the one before it",
+                    stacklevel=2,
+                )
+                continue
+            return manifest
+        return None
+
+    def read(self, manifest: Manifest, rank: int = 0) -> State:
+        """The state as one rank had it, if every byte of it is what was written."""
+        state: State = {}
+        for part in manifest.parts:
+            if part.rank in (None, rank):
+                state.update(decode(read_part(self.store, manifest, part), part.name))
+        return state
+
+    def _ids(self, names: set[str]) -> list[str]:
+        ids = (name.split("/")[1] for name in names if name.endswith("/manifest.json"))
+        return sorted(id for id in ids if parse_id(id) is not None)
+
+    def _manifest(self, id: str) -> Manifest | None:
+        if id in self._known:
+            return self._known[id]
+        name = manifest_name(id)
+        try:
+            manifest = Manifest.from_json(self.store.read(name), name)
+        except (CheckpointError, FileNotFoundError) as error:
+            warnings.warn(f"checkpoint {id} in {self.store.url} passed over: {error}", stacklevel=3)
+            return None
+        self._known[id] = manifest
+        return manifest
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def commit(self, manifest: Manifest) -> None:
+        """From here on the checkpoint exists."""
+        self.store.write(manifest_name(manifest.id), [manifest.to_json()])
+        self._known[manifest.id] = manifest
+
+    def record(self, submission: Submission) -> None:
+        self.store.write(submission_name(submission.number), [submission.to_json()])
+
+    def prune(self, keep: Keep, protected: Collection[str] = ()) -> None:
+        """Remove what `keep` doesn't hold on to. The manifests stay: they are the lineage."""
+        for manifest in to_prune(self.manifests(), keep, protected):
+            # First the mark, then the files: a reader never takes a thinned-out one for whole.
+            self.commit(replace(manifest, pruned=True))
+            for part in manifest.parts:
+                self.store.remove(part_name(manifest.id, part.name))
+
+
+def _age(id: str) -> tuple[int, int, int]:
+    age = parse_id(id)
+    assert age is not None, id
+    return age

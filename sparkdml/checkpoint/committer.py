@@ -1,0 +1,162 @@
+"""The driver's side of one submission's checkpoints: gathers the ranks' reports, and commits.
+
+A checkpoint exists once its manifest is written, and that happens here, on one thread, in order,
+after every rank has said that its parts are in the store. The same thread keeps the submission's
+record alive, by which another driver sees that this one is at work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparkdml.checkpoint.archive import Archive
+from sparkdml.checkpoint.keep import Keep
+from sparkdml.checkpoint.manifest import Manifest, Part, Submission
+from sparkdml.errors import CheckpointError
+
+BEAT_SECONDS = 4.0
+
+Report = Mapping[str, Any]
+
+
+class Committer:
+    """Lives as long as one submission."""
+
+    def __init__(
+        self,
+        archive: Archive,
+        submission: Submission,
+        parent: Manifest | None,
+        keep: Keep,
+        plan: dict[str, str],
+        data: dict[str, Any],
+        on_commit: Callable[[Manifest], None],
+    ) -> None:
+        self.newest = parent
+        self.data = data  # grows by what is found out about the rows
+        self._archive, self._keep, self._plan = archive, keep, plan
+        self.submission = submission
+        self._on_commit = on_commit
+        self._reports: dict[str, dict[int, Report]] = {}
+        self._complete: queue.Queue[dict[int, Report] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="sparkdml-commit", daemon=True)
+        self._thread.start()
+
+    def receive(self, rank: int, report: Report) -> None:
+        """A rank's word on its parts. Quick: the caller also listens to heartbeats."""
+        reports = self._reports.setdefault(report["id"], {})
+        reports[rank] = report
+        if len(reports) == report["size"]:
+            self._complete.put(self._reports.pop(report["id"]))
+
+    def close(self, outcome: Any, cause: str | None = None, step: int | None = None) -> None:
+        """Commit what is complete, then write down how the submission ended."""
+        self._complete.put(None)
+        self._thread.join()
+        self._record(
+            replace(
+                self.submission,
+                outcome=outcome,
+                cause=cause,
+                failed_at_step=step,
+                ended=time.time(),
+            )
+        )
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            try:
+                reports = self._complete.get(timeout=BEAT_SECONDS)
+            except queue.Empty:
+                self._record(replace(self.submission, beats=self.submission.beats + 1))
+                continue
+            if reports is None:
+                return
+            self._commit(reports)
+
+    def _record(self, submission: Submission) -> None:
+        self.submission = submission
+        try:
+            self._archive.record(submission)
+        except (CheckpointError, OSError) as error:
+            warnings.warn(f"the run's record can't be written: {error}", stacklevel=2)
+
+    def _commit(self, reports: dict[int, Report]) -> None:
+        first = reports[0]
+        for rank, report in sorted(reports.items()):
+            if report["error"] is not None:
+                self._lost(report, f"rank {rank} on {report['worker']['host']}: {report['error']}")
+                return
+        workers = tuple(dict(reports[rank]["worker"]) for rank in sorted(reports))
+        manifest = Manifest(
+            id=first["id"],
+            parent=None if self.newest is None else self.newest.id,
+            submission=self.submission.number,
+            step=first["step"],
+            epoch=first["epoch"],
+            kind=first["kind"],
+            num_workers=first["size"],
+            global_batch=first["global_batch"],
+            plan=self._plan,
+            plan_hash=plan_hash(self._plan, workers),
+            data=dict(self.data),
+            parts=tuple(Part(**part) for _, r in sorted(reports.items()) for part in r["parts"]),
+            workers=workers,
+            metrics=dict(first["metrics"]),
+            created=time.time(),
+            copy_seconds=max(report["copy_seconds"] for report in reports.values()),
+            write_seconds=max(report["write_seconds"] for report in reports.values()),
+        )
+        if self.newest is not None and self.newest.plan_hash != manifest.plan_hash:
+            _warn_of_other_bits(self.newest, manifest)
+        try:
+            self._archive.commit(manifest)
+            parent = self.newest
+            self.newest = manifest
+            self._on_commit(manifest)
+            self._archive.prune(self._keep, {manifest.id} | ({parent.id} if parent else set()))
+        except (CheckpointError, OSError) as error:
+            self._lost(first, str(error))
+
+    def _lost(self, report: Report, why: str) -> None:
+        held = "there is none yet" if self.newest is None else f"step {self.newest.step} is safe"
+        warnings.warn(
+            f"the checkpoint of step {report['step']} could not be written ({why}). Training goes "
+            f"on, and the next one is tried when it is due; {held}",
+            stacklevel=2,
+        )
+
+
+def plan_hash(plan: Mapping[str, str], workers: tuple[dict[str, Any], ...]) -> str:
+    """Of everything that the bits depend on: the plan, and the kinds of workers."""
+    content = json.dumps([sorted(plan.items()), sorted(kinds_of(workers))])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def kinds_of(workers: tuple[dict[str, Any], ...]) -> set[str]:
+    return {
+        f"{worker['threads']} threads, {worker['cpu']}, torch {worker['torch']}, "
+        f"{worker['device'].partition(':')[0]}, {worker['backend']}"
+        for worker in workers
+    }
+
+
+def _warn_of_other_bits(before: Manifest, now: Manifest) -> None:
+    old, new = kinds_of(before.workers), kinds_of(now.workers)
+    if old != new:
+        warnings.warn(
+            f"this run goes on with {' and '.join(sorted(new))}, but began with "
+            f"{' and '.join(sorted(old))}: it is right, but not bit for bit what it would have "
+            "been",
+            stacklevel=2,
+        )

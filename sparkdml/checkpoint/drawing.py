@@ -1,0 +1,202 @@
+"""The lineage as an SVG: steps from left to right, one lane for each submission, oldest on top.
+
+A string, and nothing but: no plotting library is needed to look at a run. Colours come from
+`currentColor`, so inside a notebook's page the drawing follows its theme; as a file or an image,
+where there is no colour to inherit, from the reader's light or dark preference. Labels stand in a
+column of their own beside the lanes, so that they can't collide with what is drawn there.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from sparkdml.checkpoint import svg
+from sparkdml.checkpoint.lanes import (
+    BEND,
+    HEAD,
+    PLOT_END,
+    PLOT_START,
+    Lane,
+    Layout,
+    round_unit,
+)
+from sparkdml.checkpoint.listing import (
+    began,
+    clean,
+    count,
+    ended,
+    metric,
+    moment,
+    outcome,
+    several,
+    size,
+    summary,
+    unknown,
+)
+from sparkdml.checkpoint.manifest import Manifest
+
+if TYPE_CHECKING:
+    from sparkdml.checkpoint.lineage import Lineage
+
+WIDTH = 920
+MARGIN, INDENT, LABELS_END = 16, 42, 264
+
+# What the legend may have to explain, in its order.
+_MARKS = {"checkpoint": "checkpoint", "pruned": "pruned", "root": "root", "final": "final"}
+_MARKS |= {"failed": "failure", "running": "running"}
+_LINES = {"main": "main line", "faded": "given up", "dotted": "after the last checkpoint"}
+
+
+def draw(lineage: Lineage) -> str:
+    return _Drawing(lineage).document()
+
+
+class _Drawing:
+    def __init__(self, lineage: Lineage) -> None:
+        self.lineage = lineage
+        self.at = Layout(lineage)
+        self.used: set[str] = set()  # what the legend must explain
+
+    def document(self) -> str:
+        parts = [svg.text(MARGIN, 24, summary(self.lineage), 13, weight=600)]
+        lanes = self.at.lanes.values()
+        if lanes:
+            parts += self._axis()
+            # The main line's are drawn last, over those that share a part of their way.
+            parts += [self._descent(lane) for lane in sorted(lanes, key=self.at.is_main)]
+            for lane in lanes:
+                parts += [self._labels(lane), *self._tracks(lane), *self._marks(lane)]
+            parts += self._legend(self.at.bottom + 50)
+        name = f"Lineage of checkpoints: {summary(self.lineage)}"
+        return svg.document(WIDTH, self.at.bottom + 64 if lanes else HEAD, name, parts)
+
+    def _axis(self) -> list[str]:
+        """Round steps, a faint line up from each, their numbers below."""
+        bottom = self.at.bottom
+        parts = [svg.path(f"M{PLOT_START} {bottom}H{PLOT_END}", "axis")]
+        for step in range(0, self.at.last_step + 1, round_unit(self.at.last_step, most=8)):
+            x = self.at.x(step)
+            parts.append(svg.path(f"M{x:.1f} {HEAD}V{bottom}", "grid"))
+            parts.append(svg.text(x, bottom + 16, f"{step:,}", 11, anchor="middle", faded=True))
+        parts.append(svg.text(LABELS_END, bottom + 16, "step", 11, anchor="end", faded=True))
+        return parts
+
+    def _labels(self, lane: Lane) -> str:
+        """Who trained, and how it ended; in full as a tooltip."""
+        submission = lane.submission
+        if submission is None:
+            return svg.group(
+                [unknown(lane.number)],
+                svg.text(MARGIN, lane.y + 4, str(lane.number), 11, weight=600),
+                svg.text(INDENT, lane.y + 4, "its record is missing", 11, faded=True),
+            )
+        who = f"{submission.reason}, {count(submission.num_workers, 'worker')}"
+        calm = lane.end != "failed"
+        colour = svg.INK if calm else svg.TROUBLE
+        tooltip = [began(self.lineage, submission), ended(submission)]
+        if self.at.lane_height < 54:
+            end = outcome(submission, short=True)
+            if svg.text_width(who + end, 11) + 8 > LABELS_END - INDENT:
+                end = submission.outcome
+            return svg.group(
+                tooltip,
+                svg.text(MARGIN, lane.y + 4, str(lane.number), 11, weight=600),
+                svg.text(INDENT, lane.y + 4, who, 11),
+                svg.text(LABELS_END, lane.y + 4, end, 11, anchor="end", colour=colour, faded=calm),
+            )
+        cause = _wrapped(submission.cause or "", lines=2 if self.at.lane_height >= 66 else 1)
+        top = lane.y - 3 - 6.5 * len(cause)
+        return svg.group(
+            tooltip,
+            svg.text(MARGIN, top, str(lane.number), 13, weight=600),
+            svg.text(INDENT, top, who, 12),
+            svg.text(INDENT, top + 15, outcome(submission), 11, colour=colour, faded=calm),
+            *(svg.text(INDENT, top + 29 + 13 * i, c, 10, faded=True) for i, c in enumerate(cause)),
+        )
+
+    def _descent(self, lane: Lane) -> str:
+        """From the checkpoint that a submission went on from, down to its lane."""
+        origin = self.at.origin(lane)
+        if origin is None:
+            return ""
+        r = self.at.radius
+        x, top, end = self.at.x(lane.first_step), origin.y + r, self.at.arrival_x(lane)
+        between = [other for other in self.at.lanes.values() if origin.y < other.y < lane.y]
+        if any(self.at.has_mark_at(other, x) for other in between):
+            # The same step was trained there, too: pass beside its checkpoint.
+            aside = -r - 5
+            way = (
+                f"M{x:.1f} {top:.1f}q0 5 {aside / 2:g} 5t{aside / 2:g} 5V{lane.y - BEND:.1f}"
+                f"q0 {BEND:g} {BEND:g} {BEND:g}H{max(end, x + aside + BEND):.1f}"
+            )
+        elif end > x + 1:
+            way = f"M{x:.1f} {top:.1f}V{lane.y - BEND:.1f}Q{x:.1f} {lane.y:g} {end:.1f} {lane.y:g}"
+        else:
+            way = f"M{x:.1f} {top:.1f}V{lane.y - r:.1f}"
+        return self._line(way, "main" if self.at.is_main(lane) else "faded")
+
+    def _tracks(self, lane: Lane) -> list[str]:
+        """The lane's line: what lasted, what was given up, what was never saved."""
+        reach = self.at.radius - 0.8  # under the mark's rim, so that no gap shows
+        holes = [(crowd.begin - reach, crowd.end + reach) for crowd in self.at.crowds[lane.number]]
+        lasting = [manifest for manifest in lane.own if self.lineage.on_line(manifest)]
+        x, parts = self.at.arrival_x(lane), []
+        for last, stroke in ((lasting[-1:], "main"), (lane.own[-1:], "faded")):
+            end = self.at.x(last[0].step) if last else x
+            parts.append(self._line(svg.line_around(x, end, lane.y, holes), stroke))
+            x = max(x, end)
+        if lane.end:
+            end = self.at.end_x(lane) - self.at.radius
+            parts.append(self._line(svg.line_around(x, end, lane.y, holes), "dotted"))
+        return parts
+
+    def _line(self, way: str, stroke: str) -> str:
+        if way:
+            self.used.add(stroke)
+        return svg.path(way, stroke)
+
+    def _marks(self, lane: Lane) -> list[str]:
+        parts = []
+        for crowd in self.at.crowds[lane.number]:
+            words = several(crowd.members) if len(crowd.members) > 1 else _facts(crowd.members[0])
+            colour = svg.MAIN if crowd.main else svg.FADED
+            where = (crowd.begin, crowd.end, lane.y, self.at.radius)
+            parts.append(svg.mark(crowd.shape, *where, colour, [words]))
+            self.used.add(crowd.shape)
+        if lane.end and lane.submission:
+            x, colour = self.at.end_x(lane), svg.TROUBLE if lane.end == "failed" else svg.MAIN
+            where = (x, x, lane.y, 0.9 * self.at.radius)
+            parts.append(svg.mark(lane.end, *where, colour, [ended(lane.submission)]))
+            self.used.add(lane.end)
+        return parts
+
+    def _legend(self, y: float) -> list[str]:
+        parts, x = [], float(MARGIN)
+        for sample, words in (_MARKS | _LINES).items():
+            if sample not in self.used:
+                continue
+            if sample in _LINES:
+                parts.append(svg.path(f"M{x:.1f} {y:g}h18", sample))
+            else:
+                colour = svg.TROUBLE if sample == "failed" else svg.MAIN
+                parts.append(svg.mark(sample, x + 5, x + 5, y, 4.5, colour, []))
+            x += 24 if sample in _LINES else 16
+            parts.append(svg.text(x, y + 4, words, 11, faded=True))
+            x += svg.text_width(words, 11) + 18
+        return parts
+
+
+def _facts(manifest: Manifest) -> str:
+    facts = [f"step {manifest.step:,}", f"epoch {manifest.epoch:,}", manifest.kind]
+    facts += [size(manifest.num_bytes), metric(manifest), moment(manifest.created)]
+    return ", ".join(fact for fact in facts if fact) + (" (pruned)" if manifest.pruned else "")
+
+
+def _wrapped(cause: str, lines: int) -> list[str]:
+    room = int((LABELS_END - INDENT) / svg.text_width("x", 10))
+    wrapped = textwrap.wrap(clean(cause), room)
+    if len(wrapped) > lines:
+        wrapped = wrapped[:lines]
+        wrapped[-1] = wrapped[-1][: room - 1].rstrip() + "…"
+    return wrapped

@@ -1,0 +1,135 @@
+"""What a run's states depend on, described: two runs with one description may share checkpoints.
+
+Functions are told apart by name, by their code and by the values they are bound to; modules by
+their structure and the shapes of their parameters. What is not said here (the number of workers,
+the number of epochs, how often to checkpoint) may change between two submissions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MAX_LISTED_FILES = 200
+
+
+def describe(value: Any) -> str:
+    """A value as text that is the same in every process."""
+    if isinstance(value, nn.Module):
+        return f"{type(value).__qualname__} {_digest(repr(value), _shapes(value))}"
+    if isinstance(value, functools.partial):
+        bound = [describe(argument) for argument in value.args]
+        bound += [f"{name}={describe(v)}" for name, v in sorted(value.keywords.items())]
+        return f"{describe(value.func)}({', '.join(bound)})"
+    code = getattr(value, "__code__", None)
+    if isinstance(code, CodeType):
+        cells = getattr(value, "__closure__", None) or ()
+        closure = [describe(cell.cell_contents) for cell in cells]
+        return f"{value.__module__}.{value.__qualname__} {_digest(_code(code), closure)}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, Tensor):
+        return f"tensor {_digest(str(value.dtype), value.detach().cpu().flatten().tolist())}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {describe(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(describe(item) for item in value)
+    if value is None or isinstance(value, str | int | float | bool):
+        return repr(value)
+    own_repr = "__repr__" in {name for kind in type(value).__mro__[:-1] for name in vars(kind)}
+    return repr(value) if own_repr else f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What is not as it was, one line each."""
+    return [
+        f"{name} was {before.get(name, 'not there')}, and is {now.get(name, 'not there')}"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+
+
+def describe_data(df: DataFrame) -> dict[str, Any]:
+    """What can be said of a DataFrame's rows without computing them.
+
+    Spark's `semanticHash` is no use here: it differs between processes.
+    """
+    names = sorted(df.inputFiles())
+    known = _listed_files(df)
+    return {
+        "schema": df.schema.simpleString(),
+        "num_files": len(names),
+        "files": {name: known.get(name) for name in names[:MAX_LISTED_FILES]},
+    }
+
+
+def data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Whether the rows are others: told by their number and the sum of their hashes.
+
+    The files only explain it: the same rows may well have been written again.
+    """
+    rows = [
+        f"{what}: {before[key]:,} before, {now[key]:,} now"
+        for key, what in (("num_rows", "rows"), ("hash_sum", "sum of the rows' hashes"))
+        if key in before and key in now and before[key] != now[key]
+    ]
+    if rows:
+        old, new = before.get("files", {}), now.get("files", {})
+        for name in sorted({*old, *new}):
+            if old.get(name) != new.get(name):
+                state = "is new" if name not in old else "is gone" if name not in new else "changed"
+                rows.append(f"file {name} {state}")
+    return rows[:12]
+
+
+def _listed_files(df: DataFrame) -> dict[str, list[int]]:
+    """Sizes and times of files that Spark has listed already: no call to the file system."""
+    files: dict[str, list[int]] = {}
+    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
+    for index in range(leaves.size()):
+        leaf = leaves.apply(index)
+        if leaf.getClass().getSimpleName() != "LogicalRelation":
+            continue
+        relation = leaf.relation()
+        if relation.getClass().getSimpleName() != "HadoopFsRelation":
+            continue
+        location = relation.location()
+        if location.getClass().getSimpleName() != "InMemoryFileIndex":
+            continue
+        statuses = location.allFiles()
+        for position in range(min(statuses.size(), MAX_LISTED_FILES)):
+            status = statuses.apply(position)
+            name = status.getPath().toUri().toString()
+            files[name] = [int(status.getLen()), int(status.getModificationTime())]
+    return files
+
+
+def _shapes(module: nn.Module) -> list[Any]:
+    state = module.state_dict(keep_vars=True)
+    return [
+        [name, str(value.dtype), list(value.shape), bool(getattr(value, "requires_grad", False))]
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    ]
+
+
+def _code(code: CodeType) -> list[Any]:
+    """The code without its line numbers: moving a function is no change."""
+    constants = [
+        _code(constant) if isinstance(constant, CodeType) else repr(constant)
+        for constant in code.co_consts
+    ]
+    return [code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames)]
+
+
+def _digest(*content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

@@ -1,0 +1,145 @@
+"""What is written about a checkpoint and about a submission: plain JSON, one small object each.
+
+`checkpoints/<id>/manifest.json` is written after all of its parts, so a checkpoint that has one is
+complete. `submissions/<number>.json` says who trained from where, and how it ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sparkdml.errors import CheckpointError
+
+VERSION = 1
+
+Kind = Literal["root", "step", "epoch", "final"]
+KINDS: tuple[Kind, ...] = ("root", "step", "epoch", "final")  # as they come at one step
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a checkpoint."""
+
+    name: str  # within the checkpoint's folder
+    rank: int | None  # None: the state that is the same on every rank
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A node of the lineage: where a state came from, and what it consists of."""
+
+    id: str
+    parent: str | None
+    submission: int
+    step: int  # optimizer steps behind this state
+    epoch: int  # whole epochs behind this state
+    kind: Kind
+    num_workers: int
+    global_batch: int
+    plan: dict[str, str]  # each thing that the state depends on, described
+    plan_hash: str
+    data: dict[str, Any]  # files, schema, number of rows, sum of their hashes
+    parts: tuple[Part, ...]
+    workers: tuple[
+        dict[str, Any], ...
+    ] = ()  # by rank: host, threads, CPU capability, device, torch
+    metrics: dict[str, float] = field(default_factory=dict)  # the history's last row
+    created: float = 0.0  # seconds since 1970
+    copy_seconds: float = 0.0  # that the training threads paid, the slowest rank
+    write_seconds: float = 0.0  # behind them, the slowest rank
+    pruned: bool = False  # the parts are gone; the node stays in the graph
+    version: int = VERSION
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def to_json(self) -> bytes:
+        return _dump(self)
+
+    @classmethod
+    def from_json(cls, content: bytes, name: str) -> Manifest:
+        fields = _load(content, name)
+        try:
+            fields["parts"] = tuple(Part(**part) for part in fields["parts"])
+            fields["workers"] = tuple(fields["workers"])
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{name} is not a checkpoint's manifest: {error}") from error
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One attempt at the run: from a checkpoint (or from nothing) until it ended."""
+
+    number: int
+    reason: Literal["start", "restart", "resume"]  # restart: by the driver itself, after a failure
+    resumed_from: str | None
+    num_workers: int
+    started: float
+    ended: float | None = None
+    outcome: Literal["running", "finished", "failed", "lost"] = "running"
+    cause: str | None = None  # the failure, in one line
+    failed_at_step: int | None = None
+    driver: str = ""  # host and process, to tell whether it still lives
+    beats: int = 0  # goes up while the driver lives
+    version: int = VERSION
+
+    def to_json(self) -> bytes:
+        return _dump(self)
+
+    @classmethod
+    def from_json(cls, content: bytes, name: str) -> Submission:
+        try:
+            return cls(**_load(content, name))
+        except TypeError as error:
+            raise CheckpointError(f"{name} is not a submission's record: {error}") from error
+
+
+def checkpoint_id(step: int, submission: int, kind: Kind) -> str:
+    """Sorts by step; a step that a later submission reaches again has another name."""
+    return f"{step:010d}-{submission:04d}-{kind}"
+
+
+def parse_id(id: str) -> tuple[int, int, int] | None:
+    """Submission, step and kind, which sort by age; None if it is no checkpoint's."""
+    step, _, rest = id.partition("-")
+    submission, _, kind = rest.partition("-")
+    if not (step.isdigit() and submission.isdigit() and kind in KINDS):
+        return None
+    return int(submission), int(step), KINDS.index(kind)
+
+
+def manifest_name(id: str) -> str:
+    return f"checkpoints/{id}/manifest.json"
+
+
+def part_name(id: str, part: str) -> str:
+    return f"checkpoints/{id}/{part}"
+
+
+def submission_name(number: int) -> str:
+    return f"submissions/{number:04d}.json"
+
+
+def _dump(record: Manifest | Submission) -> bytes:
+    return json.dumps(dataclasses.asdict(record), indent=1).encode()
+
+
+def _load(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(content)
+    except ValueError as error:
+        raise CheckpointError(f"{name} is damaged: it is no JSON ({error})") from error
+    version = fields.get("version") if isinstance(fields, dict) else None
+    if version != VERSION:
+        raise CheckpointError(
+            f"{name} has version {version!r}, and this sparkdml reads version {VERSION}. Use the "
+            "sparkdml that wrote it, or a new path"
+        )
+    return dict(fields)

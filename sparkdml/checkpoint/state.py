@@ -1,0 +1,75 @@
+"""What a checkpoint holds, and how each piece of it survives a change of the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# replicated: the same on every rank; written once.
+# mean, sum: each rank has its own. On another number of ranks all get the mean or the sum.
+# reset: each rank has its own. On another number of ranks it is lost, and begins anew.
+Rule = Literal["replicated", "mean", "sum", "reset"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One piece of state: tensors, numbers and text, nested in dicts and lists as needed."""
+
+    value: Any
+    rule: Rule = "replicated"
+    weight: float = 1.0  # of this rank in a mean
+
+
+State = dict[str, Entry]
+
+
+def merge(states: Sequence[State]) -> State:
+    """The ranks' own states as one that any rank can go on from."""
+    merged: State = {}
+    for name, first in states[0].items():
+        entries = [state[name] for state in states]
+        if first.rule in ("mean", "sum"):
+            weights = [entry.weight for entry in entries]
+            total = sum(weights)
+            if first.rule == "sum":
+                weights = [1.0] * len(entries)
+            elif total:
+                weights = [weight / total for weight in weights]
+            else:
+                weights = [1.0 / len(entries)] * len(entries)
+            value = _combine([entry.value for entry in entries], weights)
+            merged[name] = Entry(value, first.rule, total / len(entries))
+    return merged
+
+
+def _combine(values: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Add up floats; whole numbers only if they are not to be scaled, else the first counts."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _combine([value[key] for value in values], weights) for key in first}
+    if isinstance(first, list | tuple):
+        parts = zip(*values, strict=True)
+        return type(first)(_combine(part, weights) for part in parts)
+    if isinstance(first, Tensor):
+        scaled = first.is_floating_point() or first.is_complex()
+    elif isinstance(first, np.ndarray):
+        scaled = first.dtype.kind in "fc"
+    else:
+        scaled = isinstance(first, float)
+    adds_up = all(weight == 1.0 for weight in weights)
+    if isinstance(first, bool | str) or first is None or not (scaled or adds_up):
+        return first
+    if isinstance(first, Tensor) and scaled:
+        total = torch.zeros_like(first, dtype=torch.promote_types(first.dtype, torch.float64))
+        for value, weight in zip(values, weights, strict=True):
+            total += value.to(total.dtype) * weight
+        return total.to(first.dtype)
+    total = first * 1 if adds_up else first * weights[0]
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total = total + (value if adds_up else value * weight)
+    return total

@@ -1,0 +1,225 @@
+"""Which way a checkpoint's URL goes: the hosts' disk, fsspec in each worker, or the driver's JVM.
+
+Decided once, at the driver. Workers get a small picklable place that they only have to open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.checkpoint.stores.base import Place, Store
+from sparkdml.checkpoint.stores.fsspec_store import FsspecPlace
+from sparkdml.checkpoint.stores.hadoop import HadoopStore
+from sparkdml.checkpoint.stores.jvm import Jvm
+from sparkdml.checkpoint.stores.local import LocalPlace, path_of
+from sparkdml.checkpoint.stores.relay import RelayPlace
+from sparkdml.checkpoint.stores.relay_server import RelayServer
+from sparkdml.checkpoint.stores.retrying import Retrying, RetryingPlace
+from sparkdml.checkpoint.stores.s3a import s3_options
+from sparkdml.checkpoint.stores.urls import scheme_of, split_password
+from sparkdml.errors import ParameterError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_S3 = frozenset({"s3", "s3a", "s3n"})
+# fsspec knows these by name, but has no client for them, or none that knows Spark's credentials.
+_JVM_FIRST = frozenset({"hdfs", "viewfs", "dbfs"})
+_NOT_WRITABLE = frozenset(
+    {
+        "asynclocal",
+        "async_wrapper",
+        "asyncwrapper",
+        "blockcache",
+        "cached",
+        "data",
+        "dir",
+        "filecache",
+        "generic",
+        "gist",
+        "git",
+        "github",
+        "http",
+        "https",
+        "jar",
+        "libarchive",
+        "pyscript",
+        "reference",
+        "simplecache",
+        "tar",
+        "zip",
+    }
+)
+_PACKAGES = {
+    **dict.fromkeys(_S3, "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "smb": "smbprotocol",
+    "oss": "ossfs",
+    "hf": "huggingface_hub",
+}
+
+
+class StoreAccess:
+    """One store as the driver and its workers reach it. Close it when the run is over."""
+
+    def __init__(self, place: Place | None, through_driver: HadoopStore | None = None) -> None:
+        assert (place is None) != (through_driver is None)
+        self._place = place
+        self._through_driver = through_driver
+        self._relay: RelayServer | None = None
+        self.url = place.url if place is not None else self._behind_relay().url
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of each host's file system, which they may not share."""
+        return isinstance(self._place, LocalPlace)
+
+    def driver_store(self) -> Store:
+        """With retries."""
+        store = self._place.open() if self._place is not None else self._behind_relay()
+        return Retrying(store)
+
+    def worker_place(self, host: str, token: str) -> Place:
+        """What to ship. Where only the driver reaches the store, a relay starts on `host`."""
+        if self._place is not None:
+            return RetryingPlace(self._place)
+        if self._relay is None:
+            self._relay = RelayServer(self._behind_relay(), host, token)
+        return RetryingPlace(RelayPlace(self.url, self._relay.host, self._relay.port, token))
+
+    def close(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+
+    def __enter__(self) -> StoreAccess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _behind_relay(self) -> HadoopStore:
+        assert self._through_driver is not None
+        return self._through_driver
+
+
+def resolve_place(
+    url: str, storage_options: Mapping[str, Any] | None, spark: SparkSession | None
+) -> StoreAccess:
+    """Decide how `url` is reached. `spark` may be None where no session is needed to know.
+
+    A bare path is Spark's: on `fs.defaultFS`, which is hdfs on many clusters. `file:` is a disk
+    that all hosts share. What fsspec can open goes straight from the workers; hdfs, viewfs and
+    what only Hadoop can open goes through the driver.
+    """
+    options = dict(storage_options or {})
+    jvm = Jvm.of(spark)
+    url = _absolute(url, jvm, spark)
+    scheme = scheme_of(url)
+    shown, password = split_password(url)
+    if "::" in url or scheme in _NOT_WRITABLE:
+        raise ParameterError(
+            "checkpoint", shown, "the URL of a place that can be written", "Use file:, s3:, hdfs:"
+        )
+    if scheme == "memory":
+        raise ParameterError(
+            "checkpoint",
+            shown,
+            "a place that all processes of the run share, which memory: is not",
+            "Use a path that all hosts share, or an object store such as s3:",
+        )
+    if scheme in ("file", "local"):
+        return StoreAccess(_local(url, shown, options))
+    if scheme not in _JVM_FIRST and _fsspec_opens(scheme):
+        if password is not None:
+            options.setdefault("password", password)
+        return StoreAccess(_fsspec(shown, scheme, options, jvm))
+    if jvm is not None and jvm.knows_scheme(scheme):
+        assert spark is not None
+        if options:
+            raise ParameterError(
+                "storage_options",
+                sorted(options),
+                f"empty for {scheme}:, which Spark's Hadoop configuration opens",
+                "Set spark.hadoop.fs.… on the session",
+            )
+        return StoreAccess(None, HadoopStore(spark, url))
+    raise _nobody_opens(scheme, shown, jvm)
+
+
+def _absolute(url: str, jvm: Jvm | None, spark: SparkSession | None) -> str:
+    if not url.strip():
+        raise ParameterError("checkpoint", url, "a path or a URL")
+    if scheme_of(url):
+        return url
+    if jvm is not None:
+        return jvm.qualified(url)
+    if spark is not None:
+        raise ParameterError(
+            "checkpoint",
+            url,
+            "a URL with a scheme on Spark Connect, where the default file system isn't known",
+            f"Write file:{url} or hdfs:{url}, for instance",
+        )
+    return f"file:{url}"
+
+
+def _local(url: str, shown: str, options: Mapping[str, Any]) -> LocalPlace:
+    if options:
+        raise ParameterError("storage_options", sorted(options), "empty for a file: path")
+    try:
+        return LocalPlace(f"file://{path_of(url.removeprefix('local:'))}")
+    except ValueError as error:
+        raise ParameterError("checkpoint", shown, "file:/absolute/path") from error
+
+
+def _fsspec(url: str, scheme: str, options: dict[str, Any], jvm: Jvm | None) -> FsspecPlace:
+    if scheme in _S3:
+        address = url.partition("://")[2]
+        if not address.partition("/")[0]:
+            raise ParameterError("checkpoint", url, "s3://BUCKET/PATH")
+        if jvm is not None:
+            options = s3_options(jvm, address.partition("/")[0], options)
+        # Three layers try again, botocore, s3fs and ours, and their numbers multiply: with
+        # botocore's own five, an unreachable server would be given up after minutes.
+        config = {"retries": {"total_max_attempts": 2}, **options.get("config_kwargs", {})}
+        options = {**options, "config_kwargs": config}
+        url = f"s3://{address}"  # s3fs does not know s3n
+    return FsspecPlace(url, options)
+
+
+def _fsspec_opens(scheme: str) -> bool:
+    try:
+        from fsspec import get_filesystem_class
+
+        get_filesystem_class("s3" if scheme in _S3 else scheme)
+    except (ImportError, ValueError):
+        return False  # a package is missing, or fsspec knows no such scheme
+    return True
+
+
+def _nobody_opens(scheme: str, url: str, jvm: Jvm | None) -> ParameterError:
+    package = _PACKAGES.get(scheme)
+    ways = [
+        f"pip install {package} on the driver and all workers"
+        if package
+        else f"install an fsspec package for {scheme}: on the driver and all workers",
+        f"give Spark the jar of Hadoop's file system for {scheme}: (spark.jars.packages)"
+        if jvm is not None
+        else "use a classic Spark session, whose Hadoop configuration may know it",
+    ]
+    return ParameterError(
+        "checkpoint",
+        url,
+        f"a URL that fsspec or Hadoop's FileSystem can open, and neither knows {scheme}: here",
+        f"Either {ways[0]}, or {ways[1]}",
+    )

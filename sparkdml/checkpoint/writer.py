@@ -1,0 +1,101 @@
+"""Writes a snapshot behind the training thread: one at a time, hashed on its way out."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sparkdml.checkpoint.encoding import Stream, take_apart
+from sparkdml.checkpoint.manifest import Part, part_name
+from sparkdml.checkpoint.snapshot import Staging
+from sparkdml.checkpoint.state import State
+from sparkdml.checkpoint.stores.base import Store
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A state on its way to a file of its own."""
+
+    name: str
+    rank: int | None  # whose it is; None: everybody's
+    state: State
+    # What can still be computed later, and is small: the training thread need not wait for it.
+    later: Callable[[], State] = dict
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a snapshot: its parts, or why they could not be written."""
+
+    parts: tuple[Part, ...]
+    copy_seconds: float
+    write_seconds: float
+    error: Exception | None = None
+
+
+class Hashed:
+    """Chunks on their way to the store, with the hash of what went by."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        self._digest = hashlib.sha256()  # from the start: the store may be trying again
+        for chunk in self._stream:
+            self._digest.update(chunk)
+            yield chunk
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+class Writer:
+    """The worker's background writer. `busy` while a write is in flight."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._staging: dict[str, Staging] = {}
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(self, id: str, outgoing: Sequence[Outgoing], then: Callable[[Written], None]) -> None:
+        """Copy the states and return; the rest happens on a thread."""
+        self.wait()
+        started = time.perf_counter()
+        copies = []
+        for file in outgoing:
+            skeleton, tensors = take_apart(file.state)
+            copies.append((skeleton, self._staging.setdefault(file.name, Staging()).copy(tensors)))
+        copy_seconds = time.perf_counter() - started
+
+        def work() -> None:
+            begun = time.perf_counter()
+            parts: list[Part] = []
+            error: Exception | None = None
+            try:
+                for file, (skeleton, tensors) in zip(outgoing, copies, strict=True):
+                    more_skeleton, more_tensors = take_apart(file.later())
+                    stream = Stream({**skeleton, **more_skeleton}, {**tensors, **more_tensors})
+                    hashed = Hashed(stream)
+                    self._store.write(part_name(id, file.name), hashed)
+                    parts.append(Part(file.name, file.rank, stream.num_bytes, hashed.sha256))
+            except Exception as problem:  # reported, and training goes on
+                error = problem
+            then(Written(tuple(parts), copy_seconds, time.perf_counter() - begun, error))
+
+        self._thread = threading.Thread(target=work, name="sparkdml-checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is in flight."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None

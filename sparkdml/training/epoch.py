@@ -1,0 +1,132 @@
+"""One pass over the data, as the strategy's loop sees it: batches in, counted steps out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from sparkdml.errors import NonFiniteLoss
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.order import Ints
+from sparkdml.training.task import Totals
+
+if TYPE_CHECKING:
+    from sparkdml.training.training import Training
+
+PROGRESS_SECONDS = 0.25
+
+
+class Epoch:
+    """Iterate over it for batches; it never ends by itself."""
+
+    def __init__(self, training: Training, number: int) -> None:
+        self._training = training
+        self.number = number
+        self.totals = Totals()
+        self.steps = 0
+        self.own_rows = 0.0  # of this rank, for its weight among the others
+        self.rows_before = 0.0  # of these, how many were read before the run was resumed
+        self.start: Ints | None = None  # where in the data it begins, if not at its start
+        self._seconds_before = 0.0
+        self._started = time.perf_counter()
+        self._reported = 0.0
+        self._checkpoint_is_due = False
+
+    @classmethod
+    def load(
+        cls, training: Training, state: dict[str, Any], position: Ints, own_rows: float
+    ) -> Epoch:
+        """The epoch that a checkpoint was taken in, from there on."""
+        epoch = cls(training, state["number"])
+        totals = dict(state["totals"])
+        epoch.totals = Totals(**{**totals, "metrics": tuple(totals["metrics"])})
+        epoch.steps = state["steps"]
+        epoch._seconds_before = state["seconds"]
+        epoch.own_rows = epoch.rows_before = own_rows
+        epoch.start = position if position.any() else None
+        return epoch
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "totals": asdict(self.totals),
+            "steps": self.steps,
+            "seconds": self.seconds,
+        }
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def __iter__(self) -> Iterator[Batch]:
+        """This rank's batches, then empty ones: other ranks may have more."""
+        training = self._training
+        own = training.ctx.feed(
+            training.rows_a_step, self.number, training.schedule.shuffle, self.start
+        )
+        for batch in chain(own, repeat(Batch.empty())):
+            if training.is_replayed:
+                return
+            self.own_rows += batch.num_rows
+            self._vote()
+            yield batch
+
+    def count(self, totals: Totals) -> bool:
+        """Account for the agreed totals of a step; False when no rank had a row: it is over."""
+        if not totals.rows:
+            return False
+        if not math.isfinite(totals.loss):
+            self._not_finite(totals.loss)
+        self.totals += totals
+        self.steps += 1
+        self._checkpoint_is_due = bool(totals.wishes) and not totals.objections
+        if self._training.schedule.stop_at_step is not None:
+            self._training.losses.append(totals.loss / max(totals.weight, 1e-30))
+        return True
+
+    def tick(self) -> None:
+        """A step is done."""
+        training = self._training
+        training.step += 1
+        training.ctx.reached(training.step)
+        now = time.time()
+        if not training.first_step_time:
+            training.first_step_time = now
+        for callback in training.step_callbacks:
+            callback.on_step_end(training)
+        if self._checkpoint_is_due:
+            self._checkpoint_is_due = False
+            training.save(self, "step")
+        if training.ctx.rank == 0 and now - self._reported > PROGRESS_SECONDS:
+            self._reported = now
+            training.ctx.event(
+                "progress",
+                epoch=self.number + 1,
+                step=training.step,
+                rows=self.totals.rows,
+                of=training.rows_an_epoch,
+                loss=self.totals.loss / max(self.totals.weight, 1e-30),
+            )
+
+    def _vote(self) -> None:
+        """Rank 0's clock says when a checkpoint is due; any rank may object that it is busy."""
+        training, checkpoint = self._training, self._training.checkpoint
+        if checkpoint is None or not checkpoint.writes:
+            return
+        wish = training.ctx.rank == 0 and checkpoint.due(training.step + 1)
+        training.task.vote = (float(wish), float(checkpoint.busy))
+
+    def _not_finite(self, loss: float) -> NoReturn:
+        """Every rank sees the same total, so every rank asks whose it is, and says the same."""
+        training = self._training
+        own = training.task.forward.last_loss
+        mine = torch.tensor([0.0 if own is None else float(own)], device=training.ctx.device)
+        losses = torch.cat(training.ctx.comm.allgather(mine)).tolist()
+        rank = next((r for r, value in enumerate(losses) if not math.isfinite(value)), 0)
+        raise NonFiniteLoss(loss, self.number + 1, training.step + 1, rank)

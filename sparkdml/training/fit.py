@@ -1,0 +1,137 @@
+"""One fit at the driver: what is ready to be launched, with or without checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+from torch import nn
+
+from sparkdml.checkpoint.checkpoints import Checkpoints
+from sparkdml.checkpoint.fingerprint import describe, describe_data
+from sparkdml.checkpoint.manifest import Manifest
+from sparkdml.checkpoint.run import CheckpointedRun
+from sparkdml.feed.feed import FeedPlan
+from sparkdml.feed.sharding import warn_if_not_deterministic
+from sparkdml.runtime import preflight
+from sparkdml.runtime.driver import OnEvent, launch
+from sparkdml.runtime.plan import Options
+from sparkdml.training.job import ReplayJob, TrainingJob, TrainingResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit brings home."""
+
+    result: TrainingResult
+    output_shape: list[int]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Everything that is known at the driver before the first worker starts."""
+
+    spark: SparkSession
+    dataset: DataFrame
+    module: nn.Module  # as it was built at the driver
+    feed: FeedPlan
+    job: TrainingJob
+    options: Options
+
+    def train(self, checkpoints: Checkpoints | None, on_event: OnEvent) -> Fitted:
+        if checkpoints is None:
+            return collect(self._launch(self.job, self.options, on_event, None))
+        warn_if_not_deterministic(self.dataset)
+        with self._open(checkpoints, on_event) as run:
+            ended = run.find_result(self.job.schedule.epochs)
+            if ended is not None:
+                on_event(-1, {"kind": "already-trained", "step": ended[0].step})
+                return read_result(ended[1])
+            return collect(self._launch(self.job, self.options, on_event, run))
+
+    def replay(
+        self, checkpoints: Checkpoints, start: Manifest, num_workers: int, step: int
+    ) -> tuple[bytes, bytes, list[float]]:
+        """The encoded state after `step` (everybody's, and rank 0's own), and the steps' losses."""
+        schedule = replace(self.job.schedule, stop_at_step=step)
+        job = ReplayJob(replace(self.job, schedule=schedule))
+        options = replace(self.options, num_workers=num_workers, max_restarts=0)
+        with self._open(checkpoints, _ignore, start) as run:
+            returned: list[Any] = self._launch(job, options, _ignore, run)
+        found: tuple[bytes, bytes, list[float]] = returned[0]
+        return found
+
+    @contextmanager
+    def _open(
+        self, checkpoints: Checkpoints, on_event: OnEvent, replay_from: Manifest | None = None
+    ) -> Iterator[CheckpointedRun]:
+        run = CheckpointedRun(
+            checkpoints,
+            checkpoints.open(self.spark),
+            self.describe(),
+            describe_data(self.dataset),
+            preflight.driver_host(self.spark.sparkContext),
+            on_event,
+            replay_from,
+        )
+        try:
+            yield run
+        finally:
+            run.close()
+
+    def _launch(
+        self, job: Any, options: Options, on_event: OnEvent, run: CheckpointedRun | None
+    ) -> list[Any]:
+        return launch(self.spark, job, options, self.dataset, self.feed, on_event, run)
+
+    def describe(self) -> dict[str, str]:
+        """What the states of this run depend on."""
+        task, schedule = self.job.task, self.job.schedule
+        return {
+            "model": describe(self.module),
+            "loss": describe(task.loss),
+            "optimizer": describe(task.optimizer),
+            "metrics": describe(task.metrics),
+            "callbacks": describe(self.job.callbacks),
+            "strategy": describe(self.job.strategy),
+            "featuresCol": describe(task.features),
+            "labelCol": describe(task.label),
+            "validation": describe(self.feed.validation),
+            "batchSize": describe(schedule.batch_size),
+            "gradientAccumulation": describe(schedule.accumulate),
+            "clipNorm": describe(task.clip_norm),
+            "shuffle": describe(schedule.shuffle),
+            "seed": describe(self.options.seed),
+        }
+
+
+def collect(returned: list[Any]) -> Fitted:
+    """From what every rank returned."""
+    result = next(result for _, result in returned if result is not None)
+    shape = next(shape for shape, _ in returned if shape is not None)
+    return Fitted(result, shape)
+
+
+def read_result(state: Mapping[str, Any]) -> Fitted:
+    """From the last checkpoint of a run that has ended."""
+    progress = state["progress"]
+    weights = {name: tensor.clone() for name, tensor in state["result"].items()}
+    return Fitted(
+        TrainingResult(
+            weights=safetensors.torch.save(weights),
+            history=progress["history"],
+            stopped=progress["stopped"],
+            first_step_time=0.0,
+        ),
+        progress["output_shape"],
+    )
+
+
+def _ignore(rank: int, message: dict[str, Any]) -> None:
+    """A replay tells nobody."""

@@ -1,0 +1,366 @@
+"""Runs that fail and go on: with the same bits, or with each row once."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparkdml as dml
+from sparkdml.errors import CheckpointError, DataError, WorkerError
+from sparkdml.testing.faults import FaultAt
+from sparkdml.testing.models import RecordsRows, WritesRows
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_run import equal, make_estimator
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Going on from step.*")
+
+
+def fit_with_fault(rows, folder, kind, step, every=5, rank=1, times=1, **params):
+    checkpoints = dml.Checkpoints(f"{folder}/run", every=every)
+    fault = FaultAt(rank, step, kind, str(folder), times)
+    fitted = make_estimator(checkpoint=checkpoints, callbacks=[fault], **params).fit(rows)
+    return fitted, checkpoints
+
+
+def spools_of(spark):
+    """What lies in the local directories of this one executor."""
+    task = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"])
+    folders = task.first().split(",")
+    return [path for folder in folders for path in Path(folder).glob("sparkdml-spool-*")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "setting"),
+    [
+        ("kill", 12, {}),  # in the first epoch, which is streamed
+        ("raise", 33, {}),  # in a later one, which is shuffled
+        ("stop", 24, {"optimizer": "adam"}),
+        ("kill", 20, {"num_workers": 3}),
+        ("kill", 27, {"num_workers": 3, "optimizer": "adam", "backend": "horovod"}),
+        ("raise", 8, {"backend": "horovod"}),
+    ],
+)
+def test_the_same_bits_after_a_fault(rows, uninterrupted, tmp_path, kind, step, setting):
+    expected = uninterrupted(**setting)
+    fitted, checkpoints = fit_with_fault(rows, tmp_path, kind, step, **setting)
+    assert equal(fitted, expected)
+    assert [row["loss"] for row in fitted.history] == [row["loss"] for row in expected.history]
+    lineage = checkpoints.lineage()
+    assert [s.outcome for s in lineage.submissions] == ["failed", "finished"]
+    assert f"rank {1} on" in lineage.submissions[0].cause
+    if kind == "raise":
+        assert lineage.submissions[0].failed_at_step == step
+
+
+def test_several_faults_in_one_run(rows, uninterrupted, tmp_path):
+    faults = [
+        FaultAt(rank, step, kind, str(tmp_path))
+        for rank, step, kind in (
+            (0, 9, "raise"),
+            (1, 22, "kill"),
+            (0, 22, "kill"),
+            (1, 41, "raise"),
+        )
+    ]
+    fitted = make_estimator(
+        checkpoint=dml.Checkpoints(f"{tmp_path}/run", every=3), callbacks=faults
+    ).fit(rows)
+    assert equal(fitted, uninterrupted())
+    assert sorted(p.name for p in tmp_path.glob("fault-*")) == [
+        "fault-0-22-kill-0",
+        "fault-0-9-raise-0",
+        "fault-1-22-kill-0",
+        "fault-1-41-raise-0",
+    ]
+
+
+def test_the_driver_says_who_failed_and_where_it_goes_on(rows, tmp_path):
+    with pytest.warns(
+        UserWarning, match=r"rank 1 on \S+ failed: .*Injected.*Going on from step 10"
+    ):
+        fit_with_fault(rows, tmp_path, "raise", 12)
+
+
+def test_a_bug_is_not_tried_again_for_ever(spark, rows, tmp_path):
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="a fault that was asked for") as caught:
+        fit_with_fault(rows, tmp_path, "raise", 12, times=99, maxRestarts=50)
+    assert len(list(tmp_path.glob("fault-*"))) == 2
+    assert "came twice at step 12" in "".join(caught.value.__notes__)
+    assert time.monotonic() - started < 60
+    assert not spools_of(spark), "spools are removed"
+
+
+def test_a_failure_before_the_first_step_is_not_tried_again(rows, tmp_path):
+    with pytest.raises(WorkerError):
+        make_estimator(
+            checkpoint=f"{tmp_path}/run", model=torch.nn.Sequential(torch.nn.Linear(9, 2))
+        ).fit(rows)
+    assert len(dml.Checkpoints(f"{tmp_path}/run").lineage().submissions) == 1
+
+
+def test_given_up_after_max_restarts_with_the_first_cause(rows, tmp_path):
+    with pytest.raises(WorkerError, match="ended without a word") as caught:
+        fit_with_fault(rows, tmp_path, "kill", 3, times=99, maxRestarts=1)
+    assert len(list(tmp_path.glob("fault-*"))) == 2
+    assert "maxRestarts=1" in "".join(caught.value.__notes__)
+
+
+def test_a_run_that_was_given_up_resumes_by_hand(rows, uninterrupted, tmp_path):
+    with pytest.raises(WorkerError):
+        fit_with_fault(rows, tmp_path, "raise", 22, maxRestarts=0)
+    fitted, checkpoints = fit_with_fault(rows, tmp_path, "raise", 22)
+    assert equal(fitted, uninterrupted())
+    submissions = checkpoints.lineage().submissions
+    assert [s.reason for s in submissions] == ["start", "resume"]
+    assert submissions[1].resumed_from.startswith("0000000020-0001")
+
+
+def test_a_finished_run_is_not_trained_again(rows, tmp_path):
+    estimator = make_estimator(checkpoint=f"{tmp_path}/run", epochs=2)
+    first = estimator.fit(rows)
+    started = time.monotonic()
+    second = estimator.fit(rows)
+    assert time.monotonic() - started < 3, "nothing was launched"
+    assert equal(first, second)
+    assert list(second.history) == list(first.history)
+    assert second.transform(rows).count() == 600
+    assert len(dml.Checkpoints(f"{tmp_path}/run").lineage().submissions) == 1
+
+
+def test_more_epochs_go_on_from_the_end(rows, uninterrupted, tmp_path):
+    never = [FaultAt(0, -1, "raise", "")]
+    make_estimator(checkpoint=f"{tmp_path}/run", epochs=2, callbacks=never).fit(rows)
+    fitted = make_estimator(checkpoint=f"{tmp_path}/run", epochs=3, callbacks=never).fit(rows)
+    assert equal(fitted, uninterrupted())
+    assert [row["epoch"] for row in fitted.history] == [1, 2, 3]
+    with pytest.raises(CheckpointError, match=r"trained for 3 epochs, and epochs=1"):
+        make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, callbacks=never).fit(rows)
+
+
+def test_another_plan_is_refused_by_name(rows, tmp_path):
+    make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(rows)
+    with pytest.raises(CheckpointError, match=r"batchSize was 16, and is 8.*resume='force'"):
+        make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, batchSize=8).fit(rows)
+    with pytest.raises(CheckpointError, match=r"optimizer was torch.*SGD.*and is torch.*Adam"):
+        make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, optimizer="adam").fit(rows)
+    forced = dml.Checkpoints(f"{tmp_path}/run", resume="force")
+    with pytest.warns(UserWarning, match="going on although batchSize was 16"):
+        fitted = make_estimator(checkpoint=forced, epochs=2, batchSize=8).fit(rows)
+    assert len(fitted.history) == 2
+
+
+def test_other_rows_are_refused(rows, tmp_path):
+    make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(rows)
+    with pytest.raises((CheckpointError, DataError), match=r"rows: 600 before, \d+ now"):
+        make_estimator(checkpoint=f"{tmp_path}/run", epochs=2).fit(rows.limit(500))
+
+
+def test_rows_from_changed_files_name_the_files(spark, rows, tmp_path):
+    path = f"{tmp_path}/rows"
+    rows.coalesce(1).write.parquet(path)
+    make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(spark.read.parquet(path))
+    rows.limit(50).coalesce(1).write.mode("append").parquet(path)
+    with pytest.raises(CheckpointError, match=r"rows: 600 before, 650 now.*parquet is new"):
+        make_estimator(checkpoint=f"{tmp_path}/run", epochs=2).fit(spark.read.parquet(path))
+
+
+def test_data_that_is_not_deterministic_is_warned_of(rows, tmp_path):
+    from pyspark.sql import functions as F
+
+    shaky = rows.where(F.rand() < 2)
+    with pytest.warns(UserWarning, match="not deterministic"):
+        make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(shaky)
+
+
+class FewerSlots:
+    """Makes the driver see fewer slots after the first submission."""
+
+    def __init__(self, monkeypatch, left):
+        from sparkdml.runtime import preflight
+
+        monkeypatch.setattr(preflight, "count_slots", lambda *args: left)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 1), (2, 4)])
+def test_each_row_once_with_another_number_of_workers(spark, rows, tmp_path, before, after):
+    from pyspark.sql import functions as F
+
+    numbered = rows.coalesce(1).withColumn("id", F.monotonically_increasing_id()).cache()
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    settings = {
+        "model": RecordsRows(8, 2),
+        "featuresCol": ["features", "id"],
+        "epochs": 2,
+        "maxRestarts": 0,
+    }
+    checkpoints = dml.Checkpoints(f"{tmp_path}/run", every=4)
+    # In the second epoch, mid-way: 600 rows are 13 steps of 3 workers, 19 of 2.
+    step = (13 if before == 3 else 19) + 8
+    callbacks = [WritesRows(str(folder)), FaultAt(0, step, "raise", str(tmp_path))]
+    with pytest.raises(WorkerError):
+        make_estimator(before, checkpoint=checkpoints, callbacks=callbacks, **settings).fit(
+            numbered
+        )
+    start = checkpoints.newest()
+    fitted = make_estimator(after, checkpoint=checkpoints, callbacks=callbacks, **settings).fit(
+        numbered
+    )
+    numbered.unpersist()
+    assert fitted.history[1]["rows"] == 600
+    assert fitted.history[1]["steps"] == pytest.approx(13 if before == 3 else 19, abs=1)
+    kept = [  # what was trained behind the checkpoint, before the fault, is trained again
+        json.loads(path.read_text())
+        for path in folder.iterdir()
+        for size, at in [map(int, path.name.split("-")[:2])]
+        if (at <= start.step) == (size == before)
+    ]
+    assert sorted(row for rows in kept for row in rows) == sorted(list(range(600)) * 2)
+
+
+def test_with_fewer_slots_it_goes_on_with_those_that_are_left(rows, tmp_path, monkeypatch):
+    from sparkdml.runtime import preflight
+
+    real = preflight.wait_for_replacements
+
+    def two_left(*args):
+        FewerSlots(monkeypatch, 2)
+        return real(*args)
+
+    monkeypatch.setattr(preflight, "wait_for_replacements", two_left)
+    fitted, checkpoints = fit_with_fault(
+        rows, tmp_path, "kill", 20, num_workers=3, replacementSeconds=0.5
+    )
+    manifests = checkpoints.lineage().line()
+    assert [s.num_workers for s in checkpoints.lineage().submissions] == [3, 2]
+    assert {m.global_batch for m in manifests} == {48}
+    assert [row["rows"] for row in fitted.history] == [600] * 3
+    assert [row["steps"] for row in fitted.history] == pytest.approx([13, 13, 13], abs=1)
+
+
+def test_too_few_left_says_so(rows, tmp_path, monkeypatch):
+    from sparkdml.errors import NotEnoughSlots
+    from sparkdml.runtime import preflight
+
+    real = preflight.wait_for_replacements
+
+    def one_left(*args):
+        FewerSlots(monkeypatch, 1)
+        return real(*args)
+
+    monkeypatch.setattr(preflight, "wait_for_replacements", one_left)
+    with pytest.raises(NotEnoughSlots, match=r"replacementSeconds=0\.5.*it will resume"):
+        fit_with_fault(rows, tmp_path, "kill", 9, replacementSeconds=0.5, minWorkers=2)
+
+
+def test_early_stopping_survives_a_restart(rows, tmp_path):
+    def fit(folder, step):
+        return make_estimator(
+            epochs=6,
+            batchSize=15,
+            validation=0.2,
+            checkpoint=dml.Checkpoints(f"{folder}/run", every=4),
+            callbacks=[
+                dml.EarlyStopping("val_loss", patience=0, min_delta=0.05, restore_best=True),
+                FaultAt(1, step, "raise", str(folder)),
+            ],
+        ).fit(rows)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    plain, faulty = fit(tmp_path / "a", -1), fit(tmp_path / "b", 21)
+    assert plain.history.stopped is not None
+    assert faulty.history.stopped == plain.history.stopped
+    assert equal(plain, faulty)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "version"])
+def test_a_damaged_checkpoint_is_passed_over_for_its_parent(rows, uninterrupted, tmp_path, damage):
+    with pytest.raises(WorkerError):
+        fit_with_fault(rows, tmp_path, "raise", 33, maxRestarts=0)
+    checkpoints = dml.Checkpoints(f"{tmp_path}/run", every=5)
+    newest = checkpoints.newest()
+    folder = tmp_path / "run" / "checkpoints" / newest.id
+    part = folder / "state.safetensors"
+    content = bytearray(part.read_bytes())
+    if damage == "flip":
+        content[-7] ^= 16
+        part.write_bytes(content)
+    elif damage == "truncate":
+        part.write_bytes(content[:-100])
+    elif damage == "missing":
+        part.unlink()
+    else:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
+    with pytest.warns(UserWarning, match=f"{newest.id}.*passed over"):
+        fitted, _ = fit_with_fault(rows, tmp_path, "raise", 33)
+    assert equal(fitted, uninterrupted())
+    resumed = checkpoints.lineage().submissions[-1]
+    assert resumed.resumed_from == newest.parent
+    assert folder.exists(), "nothing is deleted that can't be replaced"
+
+
+def test_replay_gives_the_state_of_any_step(rows, uninterrupted, tmp_path):
+    never = [FaultAt(0, -1, "raise", "")]
+    checkpoints = dml.Checkpoints(f"{tmp_path}/run", every=10, keep=None)
+    estimator = make_estimator(checkpoint=checkpoints, callbacks=never)
+    fitted = estimator.fit(rows)
+    before = [p.name for p in (tmp_path / "run").rglob("*")]
+    near = checkpoints.replay(33, estimator, rows)
+    assert (near.step, near.from_step) == (33, 30)
+    assert list(near.losses) == [31, 32, 33]
+    last = checkpoints.lineage().line()[-1].step
+    end = checkpoints.replay(last, estimator, rows)
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(end.module.parameters(), fitted.module.parameters(), strict=True)
+    )
+    assert [p.name for p in (tmp_path / "run").rglob("*")] == before, "a replay writes nothing"
+    with pytest.raises(dml.ParameterError, match=f"0 to {last}"):
+        checkpoints.replay(last + 1, estimator, rows)
+
+
+def test_what_cant_be_saved_fails_at_step_0(rows, tmp_path):
+    class Unsavable(dml.Callback):
+        def state(self):
+            return {"file": open}
+
+    with pytest.raises(CheckpointError, match=r"callbacks.0.file.*no checkpoint can hold"):
+        make_estimator(checkpoint=f"{tmp_path}/run", callbacks=[Unsavable()]).fit(rows)
+
+
+def test_a_place_that_is_not_shared_is_found_out_before_training(rows, tmp_path, monkeypatch):
+    from sparkdml.checkpoint import run as checkpoint_run
+
+    monkeypatch.setattr(
+        checkpoint_run.CheckpointedRun, "_write_probe", lambda self: None, raising=True
+    )
+    with pytest.raises(dml.SetupError, match=r"not shared by all hosts"):
+        make_estimator(checkpoint=f"{tmp_path}/run").fit(rows)
+
+
+def test_surviving_spools_are_used_again(spark, rows, tmp_path):
+    """The upstream counts its own computations: the second submission makes none."""
+    from pyspark.sql import functions as F
+
+    computed = spark.sparkContext.accumulator(0)
+
+    @F.udf("bigint")
+    def counted(label):
+        computed.add(1)
+        return label
+
+    fed = rows.select("features", counted("label").alias("label"))
+    checkpoints = dml.Checkpoints(f"{tmp_path}/run", every=5)
+    fault = FaultAt(1, 33, "kill", str(tmp_path))
+    make_estimator(checkpoint=checkpoints, callbacks=[fault]).fit(fed)
+    assert len(checkpoints.lineage().submissions) == 2
+    assert computed.value == 600
+    assert not spools_of(spark)
