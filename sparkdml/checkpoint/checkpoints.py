@@ -95,6 +95,16 @@ class Checkpoints:
             raise ParameterError("step", step, f"a step of the run's past: 0 to {tip.step}")
         return found, lineage.after(found)
 
+    def without_secrets(self) -> Checkpoints:
+        """For a file: credentials in `storage_options` are nobody else's business."""
+        return Checkpoints(
+            self.path,
+            self.every,
+            self.keep,
+            resume=self.resume,
+            failure_seconds=self.failure_seconds,
+        )
+
     def __repr__(self) -> str:
         return f"Checkpoints({self.path!r}, every={str(self.every)!r})"
 

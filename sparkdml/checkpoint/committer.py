@@ -23,6 +23,7 @@ from sparkdml.checkpoint.manifest import Manifest, Part, Submission
 from sparkdml.errors import CheckpointError
 
 BEAT_SECONDS = 4.0
+LAST_COMMIT_SECONDS = 120.0  # a store that stalls must not hold up the end of a run for ever
 
 Report = Mapping[str, Any]
 
@@ -60,7 +61,14 @@ class Committer:
     def close(self, outcome: Any, cause: str | None = None, step: int | None = None) -> None:
         """Commit what is complete, then write down how the submission ended."""
         self._complete.put(None)
-        self._thread.join()
+        self._thread.join(timeout=LAST_COMMIT_SECONDS)
+        if self._thread.is_alive():
+            warnings.warn(
+                f"{self._archive.store.url} has not answered for {LAST_COMMIT_SECONDS:.0f} s: the "
+                "last checkpoint may be missing",
+                stacklevel=2,
+            )
+            return
         self._record(
             replace(
                 self.submission,
@@ -145,8 +153,8 @@ def plan_hash(plan: Mapping[str, str], workers: tuple[dict[str, Any], ...]) -> s
 
 def kinds_of(workers: tuple[dict[str, Any], ...]) -> set[str]:
     return {
-        f"{worker['threads']} threads, {worker['cpu']}, torch {worker['torch']}, "
-        f"{worker['device'].partition(':')[0]}, {worker['backend']}"
+        f"{len(workers)} workers with {worker['threads']} threads on {worker['cpu']}, torch "
+        f"{worker['torch']} on {worker['device'].partition(':')[0]}, backend {worker['backend']}"
         for worker in workers
     }
 

@@ -65,6 +65,8 @@ def _is_alive(
 
 def _process_lives(pid: int, began: str) -> bool:
     try:
-        return f"{psutil.Process(pid).create_time():.2f}" == began
+        found = psutil.Process(pid)
+        # A killed driver stays as a zombie where nobody waits for it, as in many containers.
+        return f"{found.create_time():.2f}" == began and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -6,7 +6,8 @@ import secrets
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,38 @@ from sparkdml.checkpoint.fingerprint import data_differences, differences
 from sparkdml.checkpoint.lease import take_over, this_driver
 from sparkdml.checkpoint.manifest import Manifest, Submission
 from sparkdml.errors import CheckpointError
+from sparkdml.runtime import preflight
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sparkdml.checkpoint.checkpoints import Checkpoints
     from sparkdml.checkpoint.stores.places import StoreAccess
 
 HOW_TO_GO_ON = (
     "Use a new path for a new run, or Checkpoints(..., resume='force') to go on all the same"
 )
+
+
+@contextmanager
+def open_run(
+    checkpoints: Checkpoints,
+    spark: SparkSession,
+    plan: dict[str, str],
+    data: dict[str, Any],
+    on_event: Callable[[int, dict[str, Any]], None],
+    replay_from: Manifest | None = None,
+) -> Iterator[CheckpointedRun]:
+    """Claims the place for this driver until the end of the block."""
+    sc = spark.sparkContext
+    with checkpoints.open(spark) as access:
+        preflight.check_relay(dict(sc.getConf().getAll()), access.needs_relay, access.url)
+        host = preflight.driver_host(sc)
+        run = CheckpointedRun(checkpoints, access, plan, data, host, on_event, replay_from)
+        try:
+            yield run
+        finally:
+            run.close()
 
 
 @dataclass
@@ -183,7 +208,6 @@ class CheckpointedRun:
             self._archive.store.remove(self._probe)
         except (CheckpointError, OSError) as error:
             warnings.warn(f"{self._probe} is left behind in the store: {error}", stacklevel=2)
-        self.access.close()
 
     def _committed(self, manifest: Manifest) -> None:
         self.on_event(

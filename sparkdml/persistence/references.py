@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
+from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import DataError
 from sparkdml.persistence.imports import NotPlain, import_object, import_path
 from sparkdml.strategies.base import Strategy
@@ -152,7 +153,7 @@ def _decode_object(saved: dict[str, Any], wanted_by: str) -> Any:
 
 def _check_may_be_built(kind: Any) -> None:
     if inspect.isclass(kind):
-        if issubclass(kind, Strategy | Callback):
+        if issubclass(kind, Strategy | Callback | Checkpoints):
             return
         if dataclasses.is_dataclass(kind) and kind.__module__.startswith("sparkdml."):
             return

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import warnings
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from pyspark.ml.util import (
 )
 from pyspark.ml.wrapper import JavaWrapper
 
+from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import DataError, SetupError
 from sparkdml.feed.columns import Column
 from sparkdml.history import History
@@ -39,7 +41,7 @@ from sparkdml.training.task import build_module
 FORMAT = 1
 _MANIFEST = "objects.json"
 _HISTORY = "history.json"
-_OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics", "callbacks", "strategy")
+_OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics", "callbacks", "strategy", "checkpoint")
 
 Stage = TypeVar("Stage", bound=MLReadable[Any])
 
@@ -192,9 +194,20 @@ class ModelPersistence(MLReadable[Any], MLWritable):
         return ModelReader(cls)
 
 
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Checkpoints) and value.storage_options:
+        warnings.warn(
+            "the storage_options of checkpoint= are not saved: they may hold credentials. Set "
+            "them again after loading",
+            stacklevel=5,
+        )
+        return value.without_secrets()
+    return value
+
+
 def _encode_params(encoder: Encoder, values: dict[Any, Any], prefix: str) -> dict[str, Any]:
     return {
-        param.name: encoder.encode(f"{prefix}{param.name}", value)
+        param.name: encoder.encode(f"{prefix}{param.name}", _without_secrets(value))
         for param, value in values.items()
         if param.name in _OBJECT_PARAMS
     }

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkdml.checkpoint.checkpoints import Checkpoints
+from sparkdml.checkpoint.fingerprint import describe_data
+from sparkdml.checkpoint.run import open_run
 from sparkdml.errors import ParameterError, SetupError
 from sparkdml.feed.columns import describe_columns
 from sparkdml.feed.feed import FeedPlan
@@ -30,6 +33,10 @@ def run(
     gpus_per_worker: int = 0,
     slot_timeout: float = 60.0,
     heartbeat_timeout: float = 8.0,
+    checkpoint: Checkpoints | str | None = None,
+    max_restarts: int = 3,
+    min_workers: int = 1,
+    replacement_seconds: float = 60.0,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
     name: str | None = None,
     spark: SparkSession | None = None,
@@ -49,6 +56,11 @@ def run(
         gpus_per_worker: how many GPUs Spark must assign to each worker.
         slot_timeout: how long to wait for executors that are still registering, in seconds.
         heartbeat_timeout: after how many silent seconds a worker is given up.
+        checkpoint: where `ctx.checkpoint` saves, and goes on from: a `dml.Checkpoints` or its path.
+            With it, a run that fails is started again from its newest checkpoint.
+        max_restarts: failures that are let pass without a new checkpoint in between.
+        min_workers: workers to go on with after a failure, at least.
+        replacement_seconds: how long to wait for an executor in place of a lost one.
         on_event: called at the driver with (rank, message) for what `ctx.log` sends.
         name: what the Spark UI shows.
         spark: the session; None for the data's own, or the active one.
@@ -59,6 +71,8 @@ def run(
     """
     if not callable(fn):
         raise ParameterError("fn", fn, "a function of one argument, the context")
+    from pyspark.sql import DataFrame
+
     session = find_session(data, spark)
     options = Options(
         num_workers=num_workers,
@@ -67,11 +81,24 @@ def run(
         seed=seed,
         slot_timeout=check_positive("slot_timeout", slot_timeout, or_zero=True),
         heartbeat_timeout=check_positive("heartbeat_timeout", heartbeat_timeout),
+        max_restarts=check_whole("max_restarts", max_restarts, 0),
+        min_workers=check_whole("min_workers", min_workers, 1),
+        replacement_seconds=check_positive(
+            "replacement_seconds", replacement_seconds, or_zero=True
+        ),
         name=name or f"sparkdml: {getattr(fn, '__name__', 'run')}",
     )
-    return launch(
-        session, fn, options, data, make_feed_plan(data, columns, seed), on_event or _ignore
-    )
+    feed = make_feed_plan(data, columns, seed)
+    handle = on_event or _ignore
+    if checkpoint is None:
+        return launch(session, fn, options, data, feed, handle)
+    place = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    if not isinstance(place, Checkpoints):
+        raise ParameterError("checkpoint", checkpoint, "a path, or dml.Checkpoints(path, …)")
+    plan = {"function": getattr(fn, "__qualname__", type(fn).__qualname__), "seed": str(seed)}
+    known = describe_data(data) if isinstance(data, DataFrame) else {}
+    with open_run(place, session, plan, known, handle) as run_:
+        return launch(session, fn, options, data, feed, handle, run_)
 
 
 def make_feed_plan(
@@ -130,6 +157,12 @@ def find_resources(spark: SparkSession, cpus: int | None, gpus: int) -> Resource
 def check_positive(name: str, value: float, or_zero: bool = False) -> float:
     if not (value > 0 or (or_zero and value == 0)):
         raise ParameterError(name, value, "0 or more seconds" if or_zero else "more than 0 seconds")
+    return value
+
+
+def check_whole(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ParameterError(name, value, f"a whole number of at least {least}")
     return value
 
 

@@ -258,4 +258,4 @@ def launch(
     try:
         return recover(run, submit, count_workers, options.max_restarts, on_event, spools)
     finally:
-        spools.remove_left(sc)
+        spools.remove_left(spark)

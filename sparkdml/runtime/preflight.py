@@ -53,6 +53,17 @@ def check_settings(conf: dict[str, str], *, many: bool, spools: bool) -> None:
         )
 
 
+def check_relay(conf: dict[str, str], needs_relay: bool, url: str) -> None:
+    """The relay asks for a token, but its bytes travel in the open."""
+    for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.ssl.rpc.enabled"):
+        if needs_relay and _is_true(conf, key):
+            raise SetupError(
+                f"{key} is true, but checkpoints in {url} go from the workers to the driver "
+                "without encryption. Use a store that workers reach by themselves (s3://…, a "
+                f"shared disk), or a session where {key} is false"
+            )
+
+
 def _is_true(conf: dict[str, str], key: str) -> bool:
     return conf.get(key, "false").strip().lower() == "true"
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
 
     from sparkdml.runtime.wire import Message
 
@@ -59,20 +61,27 @@ class Spools:
         """A submission has failed: its workers leave their spools for those that follow."""
         self._left |= self._all
 
-    def remove_left(self, sc: SparkContext) -> None:
+    def remove_left(self, spark: SparkSession) -> None:
         """The run is over, and nobody will follow. A worker that ended well removed its own."""
         folders = sorted(self._left)
         if not folders:
             return
+        # Several tasks for each, since none can be sent to a host of choice. By mapInArrow, whose
+        # Python processes the run has left warm: an RDD's would be others, to be started first.
+        count = 4 * len(folders)
+        tasks = spark.range(0, count, 1, numPartitions=count)
         try:
-            # Several tasks for each, since none can be sent to a host of choice.
-            sc.parallelize(folders * 4, len(folders) * 4).foreach(_remove)
+            tasks.mapInArrow(partial(_remove, folders), "id long").collect()
         except Exception as error:
             warnings.warn(f"spools are left until the executors end: {error}", stacklevel=2)
 
 
-def _remove(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # on another host, or removed already
+def _remove(folders: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)  # on another host, or removed already
+    for _ in rows:
+        pass
+    yield from ()
 
 
 def seat(partition_hosts: Sequence[str], spool_hosts: Mapping[int, str]) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,9 @@ from torch import nn
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.checkpoint.fingerprint import describe, describe_data
 from sparkdml.checkpoint.manifest import Manifest
-from sparkdml.checkpoint.run import CheckpointedRun
+from sparkdml.checkpoint.run import CheckpointedRun, open_run
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.sharding import warn_if_not_deterministic
-from sparkdml.runtime import preflight
 from sparkdml.runtime.driver import OnEvent, launch
 from sparkdml.runtime.plan import Options
 from sparkdml.training.job import ReplayJob, TrainingJob, TrainingResult
@@ -67,23 +66,11 @@ class Fit:
         found: tuple[bytes, bytes, list[float]] = returned[0]
         return found
 
-    @contextmanager
     def _open(
         self, checkpoints: Checkpoints, on_event: OnEvent, replay_from: Manifest | None = None
-    ) -> Iterator[CheckpointedRun]:
-        run = CheckpointedRun(
-            checkpoints,
-            checkpoints.open(self.spark),
-            self.describe(),
-            describe_data(self.dataset),
-            preflight.driver_host(self.spark.sparkContext),
-            on_event,
-            replay_from,
-        )
-        try:
-            yield run
-        finally:
-            run.close()
+    ) -> AbstractContextManager[CheckpointedRun]:
+        data = describe_data(self.dataset)
+        return open_run(checkpoints, self.spark, self.describe(), data, on_event, replay_from)
 
     def _launch(
         self, job: Any, options: Options, on_event: OnEvent, run: CheckpointedRun | None

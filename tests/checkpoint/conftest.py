@@ -3,20 +3,15 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from small_run import make_estimator
+from small_run import make_estimator, make_rows
 
 
 @pytest.fixture(scope="session")
 def rows(spark):
-    rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(600, 8)).astype("float32")
-    labels = (inputs.sum(axis=1) > 0).astype(int)
-    data = [(x.tolist(), int(y)) for x, y in zip(inputs, labels, strict=True)]
-    df = spark.createDataFrame(data, "features array<float>, label bigint").repartition(3).cache()
+    df = make_rows(spark).cache()
     df.count()
     yield df
     df.unpersist()

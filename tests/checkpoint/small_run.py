@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,6 +13,15 @@ OPTIMIZERS = {
     "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=0.01),
 }
+
+
+def make_rows(spark, num_rows=600):
+    """Eight numbers and whether they add up to more than nothing, in three partitions."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(num_rows, 8)).astype("float32")
+    labels = (inputs.sum(axis=1) > 0).astype(int)
+    data = [(x.tolist(), int(y)) for x, y in zip(inputs, labels, strict=True)]
+    return spark.createDataFrame(data, "features array<float>, label bigint").repartition(3)
 
 
 def make_estimator(num_workers=2, optimizer="momentum", backend="torch", **params):

@@ -78,6 +78,11 @@ class StoreAccess:
         """Whether it is a path of each host's file system, which they may not share."""
         return isinstance(self._place, LocalPlace)
 
+    @property
+    def needs_relay(self) -> bool:
+        """Whether workers reach it only through the driver."""
+        return self._through_driver is not None
+
     def driver_store(self) -> Store:
         """With retries."""
         store = self._place.open() if self._place is not None else self._behind_relay()

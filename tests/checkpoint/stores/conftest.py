@@ -128,6 +128,14 @@ class FtpServer:
         self._process.wait()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """HDFS is slow: its server comes in a package of some 200 MB."""
+    for item in items:
+        if "hdfs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(400))
+
+
 @pytest.fixture(scope="session")
 def ftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FtpServer]:
     need("pyftpdlib", "pyftpdlib")
@@ -141,11 +149,13 @@ def hdfs_process(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[subprocess.Popen[str] | None]:
     """Starts meanwhile; None if it can't."""
+    script = str(Path(__file__).parent / "hdfs_server.py")
     jars = Path(os.environ.get("SPARKDML_HDFS_JARS", DEFAULT_JARS))
     if not list(jars.glob("hadoop-hdfs-*.jar")):
-        yield None
-        return
-    script = str(Path(__file__).parent / "hdfs_server.py")
+        fetched = subprocess.run([sys.executable, script, "fetch"], check=False, timeout=300)
+        if fetched.returncode:
+            yield None
+            return
     command = [sys.executable, script, "serve", str(jars), str(tmp_path_factory.mktemp("hdfs"))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

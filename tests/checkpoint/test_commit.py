@@ -1,0 +1,254 @@
+"""Writer, committer, archive, lease: without Spark, on a local store."""
+
+import threading
+import time
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparkdml.checkpoint.archive import Archive
+from sparkdml.checkpoint.checkpointer import Checkpointer, CheckpointPlan
+from sparkdml.checkpoint.committer import Committer
+from sparkdml.checkpoint.keep import Keep
+from sparkdml.checkpoint.lease import take_over, this_driver
+from sparkdml.checkpoint.manifest import Submission
+from sparkdml.checkpoint.policy import parse_every
+from sparkdml.checkpoint.state import Entry
+from sparkdml.checkpoint.stores.local import LocalPlace, LocalStore
+from sparkdml.checkpoint.writer import Outgoing, Writer
+from sparkdml.errors import CheckpointError, SetupError
+
+WORKER = {"host": "here", "device": "cpu", "backend": "torch"}
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/run"
+
+
+class Driver:
+    """The driver's side, reached by ranks without a wire."""
+
+    def __init__(self, url, keep=2, parent=None, number=1):
+        self.archive = Archive(LocalStore(url))
+        self.archive.store.write("probes/1", [b"x"])
+        submission = Submission(number, "start", None, 2, time.time(), driver=this_driver())
+        self.archive.record(submission)
+        self.committed, self.damaged = [], []
+        self.committer = Committer(
+            self.archive, submission, parent, Keep(last=keep), {"model": "m"}, {"num_rows": 3},
+            self.committed.append,
+        )  # fmt: skip
+
+    def link(self, rank):
+        driver = self
+
+        class Link:
+            def ask(self, what, **fields):
+                if what == "parts":
+                    driver.committer.receive(rank, fields)
+                else:
+                    driver.damaged.append(fields["id"])
+
+        return Link()
+
+
+def make_ranks(driver, url, size=2, resume=None, number=1, place=None):
+    plan = CheckpointPlan(
+        place or LocalPlace(url), "probes/1", number, resume, parse_every("10 steps")
+    )
+    return [Checkpointer(plan, rank, size, WORKER, driver.link(rank)) for rank in range(size)]
+
+
+def save_all(ranks, step, kind="step", **fields):
+    for rank, checkpointer in enumerate(ranks):
+        state = {
+            "weights": torch.full((100,), float(step)),
+            "own": Entry(torch.tensor([10.0 * rank + step]), "mean", 1.0 + 2 * rank),
+        }
+        checkpointer.save(step, state, kind=kind, global_batch=8, **fields)
+    for checkpointer in ranks:
+        checkpointer.wait()
+
+
+def save_and_close(driver, ranks, step):
+    save_all(ranks, step)
+    driver.committer.close("failed")
+
+
+def test_a_checkpoint_exists_once_all_ranks_have_written(url):
+    driver = Driver(url)
+    ranks = make_ranks(driver, url)
+    ranks[0].save(0, {"weights": torch.ones(3)}, kind="root")
+    assert driver.archive.newest() is None, "rank 1 has not written"
+    ranks[1].save(0, {"weights": torch.ones(3)}, kind="root")
+    driver.committer.close("finished")
+    newest = driver.archive.newest()
+    assert newest.kind == "root"
+    assert [part.name for part in newest.parts] == [
+        "rank-0.safetensors", "state.safetensors", "rank-1.safetensors",
+    ]  # fmt: skip
+    assert newest.workers[1]["host"] == "here"
+    assert driver.archive.submissions()[0].outcome == "finished"
+
+
+def test_each_rank_loads_its_own_and_other_counts_a_merged_one(url):
+    driver = Driver(url)
+    save_all(make_ranks(driver, url), 7)
+    driver.committer.close("failed")
+    newest = driver.archive.newest()
+    same = [rank.load() for rank in make_ranks(driver, url, resume=newest)]
+    assert [state["own"].item() for state in same] == [7.0, 17.0]
+    assert all(state["weights"].tolist() == [7.0] * 100 for state in same)
+    for rank in make_ranks(driver, url, size=3, resume=newest):
+        assert rank.step == 7
+        assert rank.load()["own"].item() == pytest.approx((7 * 1 + 17 * 3) / 4)
+
+
+def test_a_chain_with_parents_pruned_but_in_the_graph(url):
+    driver = Driver(url, keep=2)
+    ranks = make_ranks(driver, url)
+    for step, kind in ((0, "root"), (10, "step"), (20, "step"), (30, "step"), (40, "final")):
+        save_all(ranks, step, kind)
+    driver.committer.close("finished")
+    chain = driver.archive.manifests()
+    assert [m.step for m in chain if not m.pruned] == [0, 30, 40]
+    assert [m.parent for m in chain[1:]] == [m.id for m in chain[:-1]]
+    files = driver.archive.store.names("checkpoints/")
+    assert sum(name.endswith(".safetensors") for name in files) == 9
+    assert Archive(driver.archive.store).newest().step == 40
+
+
+def test_a_write_that_fails_is_told_and_the_run_goes_on(url):
+    class Unreachable(LocalStore):
+        broken = False
+
+        def write(self, name, chunks):
+            if Unreachable.broken:
+                raise OSError("no route to host")
+            super().write(name, chunks)
+
+    class Place:
+        url = "file:/x"
+
+        def open(self):
+            return Unreachable(url)
+
+    driver = Driver(url)
+    ranks = make_ranks(driver, url, place=Place())
+    save_all(ranks, 0, "root")
+    Unreachable.broken = True
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        save_all(ranks, 10)
+        Unreachable.broken = False
+        save_all(ranks, 20)
+        driver.committer.close("finished")
+    (told,) = [str(w.message) for w in caught]
+    assert "step 10 could not be written (rank 0 on here: no route to host)" in told
+    assert "step 0 is safe" in told
+    assert [m.step for m in driver.archive.manifests()] == [0, 20]
+    Unreachable.broken = True
+    with pytest.raises(CheckpointError, match="first checkpoint can't be written"):
+        ranks[0].save(0, {}, kind="root")
+
+
+def test_the_caller_pays_for_the_copy_only_and_one_write_is_in_flight(url):
+    gate, writes = threading.Event(), []
+
+    class Slow(LocalStore):
+        def write(self, name, chunks):
+            writes.append(name)
+            gate.wait(10)
+            super().write(name, chunks)
+
+    done = []
+    writer = Writer(Slow(url))
+    tensor = torch.ones(1000)
+    writer.write("1", [Outgoing("a", 0, {"t": Entry(tensor)})], done.append)
+    assert writer.busy
+    assert not done
+    tensor.zero_()  # training goes on meanwhile
+    second = threading.Thread(
+        target=writer.write, args=("2", [Outgoing("a", 0, {"t": Entry(tensor)})], done.append)
+    )
+    second.start()
+    time.sleep(0.1)
+    assert writes == ["checkpoints/1/a"], "the second waits for the first"
+    gate.set()
+    second.join()
+    writer.wait()
+    assert [written.error for written in done] == [None, None]
+    from sparkdml.checkpoint.encoding import decode
+
+    first = decode(LocalStore(url).read("checkpoints/1/a"), "a")
+    assert first["t"].value.tolist() == [1.0] * 1000
+
+
+def test_a_worker_that_sees_another_disk_is_found_out(url, tmp_path):
+    driver = Driver(url)
+    with pytest.raises(SetupError, match=r"rank 0 on here can't see.*not shared by all hosts"):
+        make_ranks(driver, url, place=LocalPlace(f"file://{tmp_path}/elsewhere"))
+    driver.committer.close("failed")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_damage_is_told_to_the_driver(url, tmp_path, damage):
+    driver = Driver(url)
+    save_all(make_ranks(driver, url), 5)
+    driver.committer.close("failed")
+    newest = driver.archive.newest()
+    path = tmp_path / "run" / "checkpoints" / newest.id / "rank-1.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink() if damage == "gone" else path.write_bytes(
+        content if damage == "flip" else content[:-1]
+    )
+    one, other = make_ranks(driver, url, resume=newest)
+    one.load()
+    with pytest.raises(CheckpointError, match=r"SHA-256|bytes, not|missing"):
+        other.load()
+    assert driver.damaged == [newest.id]
+
+
+def test_workers_of_another_kind_are_warned_of(url):
+    driver = Driver(url)
+    save_all(make_ranks(driver, url), 5)
+    driver.committer.close("failed")
+    newest = driver.archive.newest()
+    before = {**newest.workers[0], "cpu": "x86_64 AVX2"}
+    older = replace(newest, workers=(before, before), plan_hash="other")
+    driver = Driver(url, parent=older, number=2)
+    with pytest.warns(UserWarning, match=r"began with .*AVX2.*: it is right, but not bit for bit"):
+        save_and_close(driver, make_ranks(driver, url, number=2), 6)
+
+
+def test_a_driver_that_died_is_taken_over_and_a_living_one_is_not(url):
+    driver = Driver(url)
+    with pytest.raises(CheckpointError, match=r"another driver .* is training into file://"):
+        take_over(driver.archive)
+    driver.committer.close("failed")
+    (ended,) = take_over(driver.archive)
+    assert ended.outcome == "failed"
+    host, pid, _ = this_driver().split("/")
+    dead = Submission(2, "resume", None, 2, 0.0, driver=f"{host}/{pid}/1.00")
+    driver.archive.record(dead)
+    assert take_over(driver.archive)[1].outcome == "lost"
+
+
+def test_a_driver_on_another_host_is_judged_by_its_beats(url, monkeypatch):
+    archive = Archive(LocalStore(url))
+    monkeypatch.setattr("sparkdml.checkpoint.lease.SILENT_SECONDS", 0.3)
+    record = Submission(1, "start", None, 2, 0.0, driver="elsewhere/1/1.00")
+    archive.record(record)
+
+    def beat(seconds):
+        archive.record(replace(record, beats=1))
+        time.sleep(0.05)
+
+    with pytest.raises(CheckpointError, match="another driver"):
+        take_over(archive, sleep=beat)
+    archive.record(record)
+    assert take_over(archive, sleep=lambda seconds: time.sleep(0.05))[0].outcome == "lost"
