@@ -94,8 +94,9 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         fit = self._prepare(dataset)
         with Progress(self.value("epochs"), enabled=self.value("verbose") > 0) as progress:
             fitted = fit.train(self.value("checkpoint"), progress.handle)
+        first = fitted.result.first_step_time
         history = History(
-            fitted.result.history, fitted.result.stopped, fitted.result.first_step_time - called
+            fitted.result.history, fitted.result.stopped, first - called if first else None
         )
         return self._make_model(fit.module, fitted, history, fit.feed)
 

@@ -99,6 +99,20 @@ class Archive:
     def record(self, submission: Submission) -> None:
         self.store.write(submission_name(submission.number), [submission.to_json()])
 
+    def sweep(self, probe: str) -> None:
+        """Remove what drivers and workers that were killed have left unfinished.
+
+        Only the driver that has claimed the place may do so, and only while no worker writes.
+        """
+        names = self.store.names("checkpoints/")
+        whole = {name.rpartition("/")[0] for name in names if name.endswith("/manifest.json")}
+        for name in names:
+            if name.rpartition("/")[0] not in whole:
+                self.store.remove(name)
+        for name in self.store.names("probes/"):
+            if name != probe:
+                self.store.remove(name)
+
     def prune(self, keep: Keep, protected: Collection[str] = ()) -> None:
         """Remove what `keep` doesn't hold on to. The manifests stay: they are the lineage."""
         for manifest in to_prune(self.manifests(), keep, protected):

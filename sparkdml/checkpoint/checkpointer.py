@@ -32,7 +32,9 @@ class CheckpointPlan:
     """What a worker must know of the checkpoints of its run."""
 
     place: Place
-    probe: str  # an object that the driver has just written: who can't read it has another disk
+    probe: (
+        str | None
+    )  # an object that the driver has just written: who can't read it has another disk
     submission: int
     resume: Manifest | None
     every: Every
@@ -204,6 +206,8 @@ class Checkpointer:
         }
 
     def _check_shared(self) -> None:
+        if self.plan.probe is None:
+            return
         try:
             self._store.read(self.plan.probe)
         except FileNotFoundError:

@@ -57,7 +57,7 @@ class Checkpoints:
         self.failure_seconds = check_failure_seconds(failure_seconds)
         self.storage_options = dict(storage_options or {})
 
-    def open(self, spark: SparkSession) -> StoreAccess:
+    def open(self, spark: SparkSession | None) -> StoreAccess:
         return resolve_place(self.path, self.storage_options, spark)
 
     def lineage(self) -> Lineage:
@@ -65,13 +65,13 @@ class Checkpoints:
 
         Prints as text; a notebook shows it as a picture.
         """
-        with self.open(_session()) as access:
+        with self.open(_session(self.path)) as access:
             archive = Archive(access.driver_store())
             return Lineage(archive.manifests(), archive.submissions())
 
     def newest(self) -> Manifest | None:
         """The complete checkpoint from which a run would go on."""
-        with self.open(_session()) as access:
+        with self.open(_session(self.path)) as access:
             return Archive(access.driver_store()).newest()
 
     def replay(self, step: int, estimator: TorchEstimator, dataset: DataFrame) -> Replayed:
@@ -109,7 +109,10 @@ class Checkpoints:
         return f"Checkpoints({self.path!r}, every={str(self.every)!r})"
 
 
-def _session() -> SparkSession:
+def _session(path: str) -> SparkSession | None:
+    """The active one, if there is one. Only a path without a scheme means nothing without Spark."""
+    from pyspark.sql import SparkSession
+
     from sparkdml.runtime.api import find_session
 
-    return find_session(None)
+    return SparkSession.getActiveSession() or (None if ":" in path else find_session(None))

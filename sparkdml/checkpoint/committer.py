@@ -1,7 +1,7 @@
 """The driver's side of one submission's checkpoints: gathers the ranks' reports, and commits.
 
 A checkpoint exists once its manifest is written, and that happens here, on one thread, in order,
-after every rank has said that its parts are in the store. The same thread keeps the submission's
+after every rank has said that its parts are in the store. Another thread keeps the submission's
 record alive, by which another driver sees that this one is at work.
 """
 
@@ -46,21 +46,28 @@ class Committer:
         self._archive, self._keep, self._plan = archive, keep, plan
         self.submission = submission
         self._on_commit = on_commit
+        self._lock = threading.Lock()  # each rank's word comes on a thread of its own
         self._reports: dict[str, dict[int, Report]] = {}
         self._complete: queue.Queue[dict[int, Report] | None] = queue.Queue()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sparkdml-commit", daemon=True)
+        self._heart = threading.Thread(target=self._beat, name="sparkdml-beat", daemon=True)
         self._thread.start()
+        self._heart.start()
 
     def receive(self, rank: int, report: Report) -> None:
         """A rank's word on its parts. Quick: the caller also listens to heartbeats."""
-        reports = self._reports.setdefault(report["id"], {})
-        reports[rank] = report
-        if len(reports) == report["size"]:
-            self._complete.put(self._reports.pop(report["id"]))
+        with self._lock:
+            reports = self._reports.setdefault(report["id"], {})
+            reports[rank] = report
+            if len(reports) == report["size"]:
+                self._complete.put(self._reports.pop(report["id"]))
 
     def close(self, outcome: Any, cause: str | None = None, step: int | None = None) -> None:
         """Commit what is complete, then write down how the submission ended."""
         self._complete.put(None)
+        self._over.set()
+        self._heart.join(timeout=LAST_COMMIT_SECONDS)
         self._thread.join(timeout=LAST_COMMIT_SECONDS)
         if self._thread.is_alive():
             warnings.warn(
@@ -79,18 +86,15 @@ class Committer:
             )
         )
 
-    # -- the thread -----------------------------------------------------------------------------
+    # -- the threads ----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
-            try:
-                reports = self._complete.get(timeout=BEAT_SECONDS)
-            except queue.Empty:
-                self._record(replace(self.submission, beats=self.submission.beats + 1))
-                continue
-            if reports is None:
-                return
+        while (reports := self._complete.get()) is not None:
             self._commit(reports)
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            self._record(replace(self.submission, beats=self.submission.beats + 1))
 
     def _record(self, submission: Submission) -> None:
         self.submission = submission

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 MAX_LISTED_FILES = 200
 
 
-def describe(value: Any) -> str:
-    """A value as text that is the same in every process."""
+def describe(value: Any, weights: bool = False) -> str:
+    """A value as text that is the same in every process; with `weights`, those of a module too."""
     if isinstance(value, nn.Module):
-        return f"{type(value).__qualname__} {_digest(repr(value), _shapes(value))}"
+        content = [repr(value), _shapes(value), [_attributes(part) for part in value.modules()]]
+        if weights:
+            content.append([describe(tensor) for tensor in value.state_dict().values()])
+        return f"{type(value).__qualname__} {_digest(content)}"
     if isinstance(value, functools.partial):
         bound = [describe(argument) for argument in value.args]
         bound += [f"{name}={describe(v)}" for name, v in sorted(value.keywords.items())]
@@ -33,8 +36,9 @@ def describe(value: Any) -> str:
     code = getattr(value, "__code__", None)
     if isinstance(code, CodeType):
         cells = getattr(value, "__closure__", None) or ()
-        closure = [describe(cell.cell_contents) for cell in cells]
-        return f"{value.__module__}.{value.__qualname__} {_digest(_code(code), closure)}"
+        bound = [describe(cell.cell_contents) for cell in cells]
+        bound += [describe(value.__defaults__), describe(value.__kwdefaults__)]
+        return f"{value.__module__}.{value.__qualname__} {_digest(_code(code), bound)}"
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, Tensor):
@@ -46,7 +50,8 @@ def describe(value: Any) -> str:
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     own_repr = "__repr__" in {name for kind in type(value).__mro__[:-1] for name in vars(kind)}
-    return repr(value) if own_repr else f"{type(value).__module__}.{type(value).__qualname__}"
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return repr(value) if own_repr else f"{name} {_digest(_attributes(value))}"
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -111,6 +116,17 @@ def _listed_files(df: DataFrame) -> dict[str, list[int]]:
             name = status.getPath().toUri().toString()
             files[name] = [int(status.getLen()), int(status.getModificationTime())]
     return files
+
+
+def _attributes(value: Any) -> dict[str, str]:
+    """The plain ones among an object's public attributes."""
+    return {
+        name: repr(item)
+        for name, item in sorted(getattr(value, "__dict__", {}).items())
+        if not name.startswith("_")
+        and name != "training"
+        and isinstance(item, str | int | float | bool | tuple | None)
+    }
 
 
 def _shapes(module: nn.Module) -> list[Any]:

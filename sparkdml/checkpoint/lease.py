@@ -42,7 +42,8 @@ def take_over(
                 f"another driver ({submission.driver}) is training into {archive.store.url}. Wait "
                 "for it or end it, or use a new path"
             )
-        submissions[index] = replace(submission, outcome="lost", cause=LOST)
+        last_seen = submission.started + submission.beats * BEAT_SECONDS
+        submissions[index] = replace(submission, outcome="lost", cause=LOST, ended=last_seen)
         archive.record(submissions[index])
     return submissions
 

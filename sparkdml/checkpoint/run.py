@@ -73,12 +73,14 @@ class CheckpointedRun:
         if self.replay_from is None:
             self._submissions = take_over(self._archive)
         self._place = self.access.worker_place(self.host, secrets.token_urlsafe(32))
-        self._probe = f"probes/{uuid.uuid4().hex}"
-        self._write_probe()
+        self._probe = None if self.replay_from else f"probes/{uuid.uuid4().hex}"
+        if self._probe is not None:
+            self._write_probe(self._probe)
+            self._archive.sweep(self._probe)
 
-    def _write_probe(self) -> None:
+    def _write_probe(self, name: str) -> None:
         """Workers look for it: who can't find it has another disk under the same name."""
-        self._archive.store.write(self._probe, [b"shared"])
+        self._archive.store.write(name, [b"shared"])
 
     # -- what to go on from ---------------------------------------------------------------------
 
@@ -92,10 +94,24 @@ class CheckpointedRun:
             self._check_plan(manifest)
         return manifest
 
-    def find_result(self, epochs: int) -> tuple[Manifest, Mapping[str, Any]] | None:
-        """The end of the run, if it has ended already: it is not trained again by accident."""
+    def find_result(
+        self, epochs: int, count_rows: Callable[[], Mapping[str, int]]
+    ) -> tuple[Manifest, Mapping[str, Any]] | None:
+        """The end of the run, if it has ended already: it is not trained again by accident.
+
+        `count_rows` computes the rows' number and the sum of their hashes; it is called only where
+        the files of the data don't say that they are the same.
+        """
         manifest = self.find_start()
-        if manifest is None or manifest.kind != "final":
+        if manifest is None:
+            return None
+        if manifest.epoch + (manifest.kind == "step") > epochs:
+            raise CheckpointError(
+                f"{self._archive.store.url} holds this run, trained into epoch "
+                f"{manifest.epoch + (manifest.kind == 'step')}, and epochs={epochs}. Use a new "
+                "path, or more epochs"
+            )
+        if manifest.kind != "final":
             return None
         try:
             state = self._archive.read(manifest)
@@ -104,11 +120,9 @@ class CheckpointedRun:
             return None
         if manifest.epoch < epochs and state["progress"].value["stopped"] is None:
             return None
-        if manifest.epoch > epochs:
-            raise CheckpointError(
-                f"{self._archive.store.url} holds this run trained for {manifest.epoch} epochs, "
-                f"and epochs={epochs}. Use a new path, or epochs={manifest.epoch} or more"
-            )
+        files = self.data.get("files")
+        if not files or None in files.values() or files != manifest.data.get("files"):
+            self._object(data_differences(manifest.data, {**self.data, **count_rows()}))
         return manifest, {name: entry.value for name, entry in state.items()}
 
     def _check_plan(self, manifest: Manifest) -> None:
@@ -204,6 +218,8 @@ class CheckpointedRun:
             self._submissions[-1] = self._committer.submission
 
     def close(self) -> None:
+        if self._probe is None:
+            return
         try:
             self._archive.store.remove(self._probe)
         except (CheckpointError, OSError) as error:

@@ -60,15 +60,7 @@ def shard_dataframe(
     """
     from pyspark.sql import functions as F
 
-    columns = [_readable(column).alias(column.name) for column in plan.columns]
-    fed = {column.name for column in plan.columns}
-    if isinstance(plan.validation, str) and plan.validation not in fed:
-        columns.append(F.col(_quoted(plan.validation)))
-        fed.add(plan.validation)
-    hashed = df.select(*columns).withColumn(
-        HASH_COLUMN, F.xxhash64(F.lit(plan.seed), *(F.col(_quoted(name)) for name in sorted(fed)))
-    )
-    counted = hashed.observe(FACTS, *_fact_columns(plan, df))
+    counted = _hashed(df, plan).observe(FACTS, *_fact_columns(plan, df))
     shard = F.shiftrightunsigned(HASH_COLUMN, 64 - SHARD_BITS)
     owner = (shard % F.lit(num_workers)).cast("int")  # as order.owner_of says
     if ranks is not None:
@@ -76,6 +68,29 @@ def shard_dataframe(
     # Different rows with one hash are rare but possible: their content decides.
     ties = [_quoted(column.name) for column in plan.columns if column.kind != "vector"]
     return counted.repartitionById(num_workers, owner).sortWithinPartitions(HASH_COLUMN, *ties)
+
+
+def _hashed(df: DataFrame, plan: FeedPlan) -> DataFrame:
+    """The columns that are fed, with the hash that places each row."""
+    from pyspark.sql import functions as F
+
+    columns = [_readable(column).alias(column.name) for column in plan.columns]
+    fed = {column.name for column in plan.columns}
+    if isinstance(plan.validation, str) and plan.validation not in fed:
+        columns.append(F.col(_quoted(plan.validation)))
+        fed.add(plan.validation)
+    return df.select(*columns).withColumn(
+        HASH_COLUMN, F.xxhash64(F.lit(plan.seed), *(F.col(_quoted(name)) for name in sorted(fed)))
+    )
+
+
+def count_rows(df: DataFrame, plan: FeedPlan) -> dict[str, int]:
+    """The rows' number and the sum of their hashes, by a job of its own."""
+    from pyspark.sql import functions as F
+
+    row = _hashed(df, plan).agg(F.count(F.lit(1)).alias("rows"), _hash_sum().alias("sum")).first()
+    assert row is not None
+    return {"num_rows": row["rows"], "hash_sum": row["sum"] or 0}
 
 
 def read_facts(query: DataFrame) -> DataFacts | None:
@@ -122,8 +137,7 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
     hashes = F.col(HASH_COLUMN)
     facts = {
         "rows": F.count(F.lit(1)),
-        # The low 31 bits: a sum over four billion rows still fits into a long.
-        "hash_sum": F.sum(hashes.bitwiseAND(F.lit(0x7FFFFFFF))),
+        "hash_sum": _hash_sum(),
     }
     if isinstance(plan.validation, float):
         held_out = hashes.bitwiseAND(F.lit(0xFFFFFF)) < F.lit(round(plan.validation * (1 << 24)))
@@ -142,6 +156,13 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
             facts[f"shortest:{column.name}"] = F.min(length)
             facts[f"longest:{column.name}"] = F.max(length)
     return [expression.alias(name) for name, expression in facts.items()]
+
+
+def _hash_sum() -> SparkColumn:
+    """Of the low 31 bits: a sum over four billion rows still fits into a long."""
+    from pyspark.sql import functions as F
+
+    return F.sum(F.col(HASH_COLUMN).bitwiseAND(F.lit(0x7FFFFFFF)))
 
 
 def _null_checks(column: Column, df: DataFrame) -> list[SparkColumn]:

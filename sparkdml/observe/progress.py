@@ -24,7 +24,12 @@ class Progress:
         """An event from a worker."""
         if not self._enabled:
             return
-        if message.get("kind") == "progress" and self._bar is not None:
+        if message.get("kind") == "already-trained":
+            self._say(
+                f"already trained ({message['step']:,} steps): the model comes from its last "
+                "checkpoint. Use another path to train anew"
+            )
+        elif message.get("kind") == "progress" and self._bar is not None:
             done = message["epoch"] - 1
             if message["of"]:
                 done += min(1.0, message["rows"] / message["of"])
@@ -41,7 +46,14 @@ class Progress:
                 self._show(int(row["epoch"]), row["epoch"], text)
             else:
                 epoch = int(row["epoch"])
-                print(f"epoch {epoch}/{self._epochs}: {text}", file=sys.stderr, flush=True)
+                self._say(f"epoch {epoch}/{self._epochs}: {text}")
+
+    def _say(self, text: str) -> None:
+        """A line of its own, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def _show(self, epoch: int, done: float, text: str) -> None:
         self._bar.n = round(done, 2)

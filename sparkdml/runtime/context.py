@@ -46,6 +46,8 @@ class Context:
         self._comm: Communicator | None = None
         self._feed: Feed | None = None
         self._checkpoint: Checkpointer | None = None
+        if plan.checkpoint is not None and plan.checkpoint.resume is not None:
+            link.step = plan.checkpoint.resume.step
         self.facts: dict[str, Any] | None = None  # of the data, once the feed is open
 
     @property

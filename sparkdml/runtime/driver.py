@@ -25,6 +25,7 @@ from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
 from sparkdml.runtime.jobs import Job, Parts, is_rdd, make_job
 from sparkdml.runtime.plan import Options, Plan, Role
 from sparkdml.runtime.recovery import recover
+from sparkdml.runtime.restarts import one_line
 from sparkdml.runtime.spools import Spools
 from sparkdml.runtime.wire import Message
 from sparkdml.runtime.worker import Body
@@ -87,6 +88,7 @@ class Launch:
             feed=feed,
             checkpoint=checkpoint,
             spools=kept,
+            stale_spools=() if spools is None else spools.stale(),
             heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
         )
         try:
@@ -104,7 +106,8 @@ class Launch:
         thread.start()
         try:
             self._watch(thread)
-        except BaseException:
+        except BaseException as error:
+            self._on_event(-1, {"kind": "failure", "cause": one_line(error)})
             self._cancel(thread)
             raise
         finally:
@@ -256,6 +259,14 @@ def launch(
         return submit(first_count)
     assert spools is not None
     try:
-        return recover(run, submit, count_workers, options.max_restarts, on_event, spools)
+        return recover(
+            run,
+            submit,
+            count_workers,
+            options.max_restarts,
+            on_event,
+            spools,
+            options.replacement_seconds,
+        )
     finally:
         spools.remove_left(spark)

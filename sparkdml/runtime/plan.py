@@ -64,4 +64,5 @@ class Plan:
     feed: FeedPlan | None
     checkpoint: CheckpointPlan | None = None
     spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
+    stale_spools: tuple[str, ...] = ()  # of earlier attempts, to be removed where they are found
     heartbeat_seconds: float = 1.0

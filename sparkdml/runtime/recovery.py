@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.run import CheckpointedRun
+from sparkdml.errors import StoreError
 from sparkdml.runtime.restarts import Restarts, failed_step, one_line
 
 if TYPE_CHECKING:
@@ -24,18 +26,19 @@ def recover(
     max_restarts: int,
     on_event: OnEvent,
     spools: Spools,
+    patience_seconds: float,
 ) -> list[Any]:
     """Results of the submission that came through.
 
     `submit(num_workers, plan)` runs the workers once; `count_workers(restarted)` waits for slots.
+    After a failure, a store that can't be reached is waited for, `patience_seconds` at most.
     """
     restarts = Restarts(max_restarts)
     restarted = False
     while True:
-        start = run.find_start()
         num_workers = count_workers(restarted)
         excuses = len(run.rejected) + spools.num_losses
-        plan = run.begin(start, num_workers, restarted)
+        plan = _begin(run, num_workers, restarted, restarts, patience_seconds)
         try:
             results = submit(num_workers, plan)
         except Exception as error:
@@ -63,9 +66,28 @@ def recover(
             return results
 
 
+def _begin(
+    run: CheckpointedRun,
+    num_workers: int,
+    restarted: bool,
+    restarts: Restarts,
+    patience_seconds: float,
+) -> CheckpointPlan:
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return run.begin(run.find_start(), num_workers, restarted)
+        except StoreError as error:
+            if restarts.first_cause is None:
+                raise
+            if time.monotonic() >= deadline:
+                raise explain(restarts.first_cause, restarts, str(error)) from error
+        time.sleep(1)
+
+
 def explain(error: Exception, restarts: Restarts, refusal: str) -> Exception:
     """The first cause since the last progress, and why it is final."""
     cause = restarts.first_cause or error
-    if restarts.total > 1 and hasattr(cause, "add_note"):
+    if restarts.total and hasattr(cause, "add_note"):
         cause.add_note(f"Given up after {restarts.total} failures: {refusal}.")
     return cause

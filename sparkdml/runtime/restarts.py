@@ -49,7 +49,8 @@ class Restarts:
         if certain or not isinstance(error, SparkDMLError):
             return "it would come again"
         step = failed_step(error)
-        if self.total == 1 and (step or 0) <= start_step and not isinstance(error, WorkerLost):
+        may_be_luck = isinstance(error, WorkerLost | StoreError)
+        if self.total == 1 and (step or 0) <= start_step and not may_be_luck:
             return "no step was made: most likely the code is wrong, or the setting"
         if isinstance(error, WorkerError) and not isinstance(error, WorkerLost):
             key = (error.reason, step)

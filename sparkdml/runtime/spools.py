@@ -57,6 +57,10 @@ class Spools:
         """Those that a submission of so many workers can start from, if they are still there."""
         return dict(self.kept) if num_workers == self.num_workers else {}
 
+    def stale(self) -> tuple[str, ...]:
+        """Those that failed submissions left and that nobody will read: room on somebody's disk."""
+        return tuple(sorted(self._left - {spool.folder for spool in self.kept.values()}))
+
     def left_behind(self) -> None:
         """A submission has failed: its workers leave their spools for those that follow."""
         self._left |= self._all
@@ -76,9 +80,13 @@ class Spools:
             warnings.warn(f"spools are left until the executors end: {error}", stacklevel=2)
 
 
-def _remove(folders: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def remove_spools(folders: Sequence[str]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)  # on another host, or removed already
+
+
+def _remove(folders: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    remove_spools(folders)
     for _ in rows:
         pass
     yield from ()
@@ -97,10 +105,8 @@ def seat(partition_hosts: Sequence[str], spool_hosts: Mapping[int, str]) -> list
             ranks[rank] = rank
         else:
             waiting.append(rank)
-    for same_host in (
-        True,
-        False,
-    ):  # what can't be served stays where there is room, and will say so
+    # Who can't be served sits where there is room, and will say that the spool is gone.
+    for same_host in (True, False):
         for rank in list(waiting):
             for partition in range(count):
                 fits = partition_hosts[partition] == spool_hosts[rank] or not same_host

@@ -26,7 +26,7 @@ from sparkdml.runtime.context import Context
 from sparkdml.runtime.link import Link
 from sparkdml.runtime.plan import Plan
 from sparkdml.runtime.randomness import seed_everything
-from sparkdml.runtime.spools import seat
+from sparkdml.runtime.spools import remove_spools, seat
 
 RESULT_SCHEMA = "rank int, part int, payload binary"
 RESULT_PART_BYTES = 16 << 20
@@ -80,6 +80,7 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
         assert plan.feed is not None
         chunks = read_rows(source, plan.feed)
         rows = (row for _, row in source)
+    remove_spools(plan.stale_spools)
     ctx = Context(plan, world, link, chunks, rows, spool_directory())
     failed = True
     try:

@@ -75,4 +75,4 @@ class AllReduce(StepStrategy):
         self._works.append(self._comm.allreduce_async_(bucket.tensor))
 
     def __repr__(self) -> str:
-        return f"AllReduce(backend={self.backend!r})"
+        return f"AllReduce(backend={self.backend!r}, bucket_bytes={self.bucket_bytes})"

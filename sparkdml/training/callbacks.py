@@ -99,4 +99,7 @@ class EarlyStopping(Callback):
         self._best_state = state["best_state"]
 
     def __repr__(self) -> str:
-        return f"EarlyStopping({self.monitor!r}, patience={self.patience}, mode={self.mode!r})"
+        return (
+            f"EarlyStopping({self.monitor!r}, patience={self.patience}, "
+            f"min_delta={self.min_delta}, mode={self.mode!r}, restore_best={self.restore_best})"
+        )

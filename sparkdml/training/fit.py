@@ -15,7 +15,7 @@ from sparkdml.checkpoint.fingerprint import describe, describe_data
 from sparkdml.checkpoint.manifest import Manifest
 from sparkdml.checkpoint.run import CheckpointedRun, open_run
 from sparkdml.feed.feed import FeedPlan
-from sparkdml.feed.sharding import warn_if_not_deterministic
+from sparkdml.feed.sharding import count_rows, warn_if_not_deterministic
 from sparkdml.runtime.driver import OnEvent, launch
 from sparkdml.runtime.plan import Options
 from sparkdml.training.job import ReplayJob, TrainingJob, TrainingResult
@@ -48,7 +48,9 @@ class Fit:
             return collect(self._launch(self.job, self.options, on_event, None))
         warn_if_not_deterministic(self.dataset)
         with self._open(checkpoints, on_event) as run:
-            ended = run.find_result(self.job.schedule.epochs)
+            ended = run.find_result(
+                self.job.schedule.epochs, lambda: count_rows(self.dataset, self.feed)
+            )
             if ended is not None:
                 on_event(-1, {"kind": "already-trained", "step": ended[0].step})
                 return read_result(ended[1])
@@ -82,7 +84,7 @@ class Fit:
         task, schedule = self.job.task, self.job.schedule
         return {
             "model": describe(self.module),
-            "loss": describe(task.loss),
+            "loss": describe(task.loss, weights=True),
             "optimizer": describe(task.optimizer),
             "metrics": describe(task.metrics),
             "callbacks": describe(self.job.callbacks),

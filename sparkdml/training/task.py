@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.errors import ParameterError
+from sparkdml.errors import CheckpointError, ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.training.flat import FlatParams
 from sparkdml.training.objective import LossFunction, Objective, metric_sum
@@ -175,10 +175,25 @@ class Task:
 
     def load(self, state: Mapping[str, Any]) -> None:
         own = dict(self.module.named_parameters(remove_duplicate=False))
-        with torch.no_grad():
-            for name, value in state["parameters"].items():
-                own[name].copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            with torch.no_grad():
+                for name, value in state["parameters"].items():
+                    own[name].copy_(value)
+            check_same_optimizer(self.optimizer, state["optimizer"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the checkpoint is of another model or optimizer ({error}), which can't be gone "
+                "on from even by force. Use a new path"
+            ) from error
+
+
+def check_same_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Another optimizer's state may load, and fail in its first step."""
+    before, now = state["param_groups"][0], optimizer.state_dict()["param_groups"][0]
+    if before.keys() != now.keys():
+        names = ", ".join(sorted(map(str, before.keys() ^ now.keys())))
+        raise ValueError(f"the optimizers differ in {names}")
 
 
 def add_stats(stats: Tensor, values: list[Tensor | float]) -> None:

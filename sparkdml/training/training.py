@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparkdml.checkpoint.checkpointer import Checkpointer
+from sparkdml.checkpoint.fingerprint import describe
 from sparkdml.checkpoint.manifest import Kind
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.errors import DataError
+from sparkdml.errors import CheckpointError, DataError
 from sparkdml.feed.position import nothing_read, owned
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.randomness import random_state, restore_random_state, seed_rank
@@ -64,9 +65,17 @@ class Training:
         # them now.
         self.global_batch: int = (
             self.ctx.size * self.schedule.batch_size * self.schedule.accumulate
-            if resumed is None
+            if resumed is None or self._batch_was_changed(resumed.plan)
             else resumed.global_batch
         )
+
+    def _batch_was_changed(self, plan: Mapping[str, str]) -> bool:
+        """Only by force."""
+        now = {
+            "batchSize": describe(self.schedule.batch_size),
+            "gradientAccumulation": describe(self.schedule.accumulate),
+        }
+        return any(plan.get(name) != value for name, value in now.items())
 
     @property
     def checkpoint(self) -> Checkpointer | None:
@@ -187,6 +196,11 @@ class Training:
         with torch.no_grad():
             for name, buffer in self.task.module.named_buffers():
                 buffer.copy_(state["buffers"][name])
+        if len(self.callbacks) != len(state["callbacks"]):
+            raise CheckpointError(
+                f"the checkpoint has the state of {len(state['callbacks'])} callbacks, and there "
+                f"are {len(self.callbacks)}: give the same ones, or use a new path"
+            )
         for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
             callback.load(saved)
         progress = state["progress"]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,6 +27,7 @@ class KillsDriver(dml.Callback):
         if training.step == self.step - 1:
             pids = [os.getpid(), os.getppid(), executor_of(os.getpid())]
             Path(self.folder, f"pids-{training.ctx.rank}.json").write_text(json.dumps(pids))
+            time.sleep(0.5)  # so that checkpoints that are on their way arrive
         if training.step == self.step and training.ctx.rank == 1:
             os.kill(self.driver, signal.SIGKILL)
 

