@@ -133,12 +133,19 @@ class Committer:
             _warn_of_other_bits(self.newest, manifest)
         try:
             self._archive.commit(manifest)
-            parent = self.newest
-            self.newest = manifest
-            self._on_commit(manifest)
-            self._archive.prune(self._keep, {manifest.id} | ({parent.id} if parent else set()))
         except (CheckpointError, OSError) as error:
             self._lost(first, str(error))
+            return
+        parent, self.newest = self.newest, manifest
+        self._on_commit(manifest)
+        try:
+            self._archive.prune(self._keep, {manifest.id} | ({parent.id} if parent else set()))
+        except (CheckpointError, OSError) as error:
+            warnings.warn(
+                f"the checkpoint of step {manifest.step} is safe, but older ones could not be "
+                f"removed ({error}). That is tried again after the next one",
+                stacklevel=2,
+            )
 
     def _lost(self, report: Report, why: str) -> None:
         held = "there is none yet" if self.newest is None else f"step {self.newest.step} is safe"

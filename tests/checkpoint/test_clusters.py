@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "runtime"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from spark_home import QUICK_JVM, cluster_environment
+
+HERE = Path(__file__).parent
 
 
 def kill_executors(folder, count, timeout):

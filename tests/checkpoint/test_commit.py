@@ -306,3 +306,17 @@ def test_a_driver_on_another_host_is_judged_by_its_beats(url, monkeypatch):
         take_over(archive, sleep=beat)
     archive.record(record)
     assert take_over(archive, sleep=lambda seconds: time.sleep(0.05))[0].outcome == "lost"
+
+
+def test_a_checkpoint_is_safe_even_if_older_ones_cant_be_removed(url, monkeypatch):
+    driver = Driver(url, keep=1)
+    ranks = make_ranks(driver, url)
+
+    def unreachable(keep, protected):
+        raise CheckpointError("the store is gone")
+
+    monkeypatch.setattr(driver.archive, "prune", unreachable)
+    with pytest.warns(UserWarning, match=r"step 10 is safe, but older ones could not be removed"):
+        save_and_close(driver, ranks, 10)
+    assert [manifest.step for manifest in driver.committed] == [10]
+    assert driver.archive.newest().step == 10
