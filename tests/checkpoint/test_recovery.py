@@ -38,9 +38,9 @@ def spools_of(spark):
     ("kind", "step", "setting"),
     [
         ("kill", 12, {}),  # in the first epoch, which is streamed
-        ("raise", 33, {}),  # in a later one, which is shuffled
+        pytest.param("raise", 33, {}, marks=pytest.mark.slow),  # in a shuffled one
         ("stop", 24, {"optimizer": "adam"}),
-        ("kill", 20, {"num_workers": 3}),
+        pytest.param("kill", 20, {"num_workers": 3}, marks=pytest.mark.slow),
         ("kill", 27, {"num_workers": 3, "optimizer": "adam", "backend": "horovod"}),
         ("raise", 8, {"backend": "horovod"}),
     ],
@@ -57,6 +57,7 @@ def test_the_same_bits_after_a_fault(rows, uninterrupted, tmp_path, kind, step, 
         assert lineage.submissions[0].failed_at_step == step
 
 
+@pytest.mark.slow
 def test_several_faults_in_one_run(rows, uninterrupted, tmp_path):
     faults = [
         FaultAt(rank, step, kind, str(tmp_path))
@@ -213,7 +214,7 @@ class FewerSlots:
         monkeypatch.setattr(preflight, "count_slots", lambda *args: left)
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 4)])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_each_row_once_with_another_number_of_workers(spark, rows, tmp_path, before, after):
     from pyspark.sql import functions as F
 
@@ -285,6 +286,7 @@ def test_too_few_left_says_so(rows, tmp_path, monkeypatch):
         fit_with_fault(rows, tmp_path, "kill", 9, replacementSeconds=0.5, minWorkers=2)
 
 
+@pytest.mark.slow
 def test_early_stopping_survives_a_restart(rows, tmp_path):
     def fit(folder, step):
         return make_estimator(
