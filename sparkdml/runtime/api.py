@@ -61,7 +61,8 @@ def run(
         max_restarts: failures that are let pass without a new checkpoint in between.
         min_workers: workers to go on with after a failure, at least.
         replacement_seconds: how long to wait for an executor in place of a lost one.
-        on_event: called at the driver with (rank, message) for what `ctx.log` sends.
+        on_event: called at the driver with (rank, message) for what `ctx.log` sends (kind "log"),
+            and for what befalls the run: failures, restarts, checkpoints (rank -1).
         name: what the Spark UI shows.
         spark: the session; None for the data's own, or the active one.
 
