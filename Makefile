@@ -7,7 +7,7 @@ RUN := scripts/in-venv.sh
 
 # `make` on its own explains itself.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint bench doctor clean
+.PHONY: help setup demo test test-slow lint bench doctor jar clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ bench: setup ## sparkdml against its peers; writes a table and a plot
 
 doctor: setup ## is this machine ready?
 	@$(RUN) sparkdml doctor $(ARGS)
+
+jar: setup ## build and test the jar of the Training tab (needs gradle; the built one is in jars/)
+	gradle --offline --no-daemon jar test
 
 clean: ## remove .venv and everything that was built; the cached Horovod wheel stays
 	rm -rf $(VENV) build dist demo-output spark-warehouse metastore_db derby.log artifacts

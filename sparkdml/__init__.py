@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sparkdml.estimator import TorchEstimator as TorchEstimator
     from sparkdml.history import History as History
     from sparkdml.model import TorchModel as TorchModel
+    from sparkdml.observe.trackers import MLflow as MLflow
+    from sparkdml.observe.trackers import TensorBoard as TensorBoard
     from sparkdml.persistence import allow_pickle as allow_pickle
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
@@ -47,6 +49,7 @@ _HOMES = {
     "EarlyStopping": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
     "Keep": "sparkdml.checkpoint.keep",
+    "MLflow": "sparkdml.observe.trackers",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "ParameterError": "sparkdml.errors",
@@ -54,6 +57,7 @@ _HOMES = {
     "SparkDMLError": "sparkdml.errors",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
+    "TensorBoard": "sparkdml.observe.trackers",
     "TorchEstimator": "sparkdml.estimator",
     "TorchModel": "sparkdml.model",
     "WorkerError": "sparkdml.errors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,14 @@ from sparkdml.feed.columns import Column, describe_columns
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.history import History
 from sparkdml.model import TorchModel
+from sparkdml.observe.observers import Observer
+from sparkdml.observe.output_printer import OutputPrinter
 from sparkdml.observe.progress import Progress
+from sparkdml.observe.spark_ui import SparkUi
+from sparkdml.observe.stragglers import Stragglers
+from sparkdml.observe.timeline.observer import Timeline
+from sparkdml.observe.tracker_observer import TrackerObserver
+from sparkdml.observe.watching import watched
 from sparkdml.params import TrainingParams
 from sparkdml.persistence import EstimatorPersistence
 from sparkdml.runtime.api import find_resources, find_session
@@ -32,7 +40,7 @@ from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPla
 from sparkdml.training.training import Schedule
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersistence):
@@ -83,6 +91,9 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         gpusPerWorker: int = 0,
         slotTimeout: float = 60.0,
         heartbeatTimeout: float = 8.0,
+        timeline: str | None = None,
+        logs: str | None = None,
+        tracker: Any = None,
         verbose: int = 1,
     ) -> None:
         super().__init__()
@@ -92,13 +103,30 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
     def _fit(self, dataset: DataFrame) -> TorchModel:
         called = time.time()
         fit = self._prepare(dataset)
-        with Progress(self.value("epochs"), enabled=self.value("verbose") > 0) as progress:
-            fitted = fit.train(self.value("checkpoint"), progress.handle)
+        stragglers = Stragglers()
+        observers: list[Observer] = [stragglers, *self._observers(fit.spark)]
+        with watched(
+            fit.start(),
+            observers,
+            lambda: {"stragglers": [asdict(straggler) for straggler in stragglers.report()]},
+        ) as tell:
+            fitted = fit.train(self.value("checkpoint"), tell)
         first = fitted.result.first_step_time
         history = History(
             fitted.result.history, fitted.result.stopped, first - called if first else None
         )
         return self._make_model(fit.module, fitted, history, fit.feed)
+
+    def _observers(self, spark: SparkSession) -> list[Observer]:
+        progress = Progress(self.value("epochs"), self.value("verbose"))
+        observers: list[Observer] = [progress, SparkUi(spark)]
+        if self.value("timeline") is not None:
+            observers.append(Timeline(self.value("timeline")))
+        if self.value("logs") == "driver":
+            observers.append(OutputPrinter())
+        if self.value("tracker") is not None:
+            observers.append(TrackerObserver(self.value("tracker")))
+        return observers
 
     def _prepare(self, dataset: DataFrame) -> Fit:
         """Everything that can be found out, or found wrong, before any job."""
@@ -125,6 +153,8 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
                 min_workers=self.value("minWorkers"),
                 replacement_seconds=self.value("replacementSeconds"),
                 heartbeat_timeout=self.value("heartbeatTimeout"),
+                forwards_output=self.value("logs") == "driver",
+                timeline=self.value("timeline") is not None,
                 name=f"sparkdml: fit {type(module).__name__}",
             ),
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.errors import SetupError
+from sparkdml.observe.curves import draw_panel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _NOT_CURVES = {"epoch", "rows", "steps", "seconds", "rows_per_second"}
 _WHOLE = {"epoch", "rows", "steps"}
+_MAX_TABLE_ROWS = 30  # in a notebook
+_RIGHT = ' style="text-align:right;padding:2px 8px"'
 
 
 class History(Sequence[dict[str, float]]):
@@ -74,7 +77,7 @@ class History(Sequence[dict[str, float]]):
             from matplotlib.ticker import MaxNLocator
         except ImportError as error:
             raise SetupError("plots need matplotlib: pip install 'sparkdml[plot]'") from error
-        names = [n for n in self.columns if n not in _NOT_CURVES and not n.startswith("val_")]
+        names = self._curve_names()
         if ax is None:
             figure, made = plt.subplots(
                 1, max(1, len(names)), figsize=(5 * max(1, len(names)), 3.5), squeeze=False
@@ -98,14 +101,40 @@ class History(Sequence[dict[str, float]]):
         return "\n".join(lines + ([f"stopped: {self.stopped}"] if self.stopped else []))
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{_show(value)}</td>" for value in row.values()) + "</tr>"
-            for row in self._rows
-        )
+        """The curves beside the table; they follow a notebook's light or dark theme."""
         stopped = f"<p>stopped: {html.escape(self.stopped)}</p>" if self.stopped else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{stopped}"
+        curves = "".join(self._draw(name) for name in self._curve_names())
+        return (
+            '<div class="sparkdml-history" style="display:flex;flex-wrap:wrap;gap:12px 24px;'
+            f'align-items:flex-start"><div style="display:flex;flex-wrap:wrap;gap:12px">{curves}'
+            f'</div><div style="max-width:100%;overflow-x:auto">{self._table()}{stopped}</div>'
+            "</div>"
+        )
+
+    def _curve_names(self) -> list[str]:
+        return [n for n in self.columns if n not in _NOT_CURVES and not n.startswith("val_")]
+
+    def _draw(self, name: str) -> str:
+        curves = {"training": [row[name] for row in self._rows]}
+        if f"val_{name}" in self.columns:
+            curves["validation"] = [row[f"val_{name}"] for row in self._rows]
+        return draw_panel(name, [row["epoch"] for row in self._rows], curves)
+
+    def _table(self) -> str:
+        head = "".join(f"<th{_RIGHT}>{html.escape(name)}</th>" for name in self.columns)
+        rows = [
+            "<tr>" + "".join(f"<td{_RIGHT}>{_show(value)}</td>" for value in row.values()) + "</tr>"
+            for row in self._rows
+        ]
+        if len(rows) > _MAX_TABLE_ROWS:
+            half = _MAX_TABLE_ROWS // 2
+            left_out = f"… {len(rows) - 2 * half:,} epochs: to_pandas() has them …"
+            gap = f'<tr><td colspan="{len(self.columns)}">{left_out}</td></tr>'
+            rows = [*rows[:half], gap, *rows[-half:]]
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _show(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

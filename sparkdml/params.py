@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import ParameterError
+from sparkdml.observe.trackers import check_tracker
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
 
@@ -34,9 +36,9 @@ def number(name: str, allowed: str, test: Callable[[float], bool]) -> Converter:
     return convert
 
 
-def one_of(name: str, *choices: str) -> Converter:
+def one_of(name: str, *choices: object) -> Converter:
     def convert(value: Any) -> Any:
-        if value not in choices:
+        if value not in choices or isinstance(value, bool):
             raise ParameterError(name, value, f"one of {', '.join(map(repr, choices))}")
         return value
 
@@ -48,6 +50,15 @@ def text(name: str) -> Converter:
         if not isinstance(value, str) or not value:
             raise ParameterError(name, value, "the name of a column")
         return value
+
+    return convert
+
+
+def path(name: str) -> Converter:
+    def convert(value: Any) -> str:
+        if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+            raise ParameterError(name, value, "the path of a file")
+        return str(os.fspath(value))
 
     return convert
 
@@ -286,7 +297,23 @@ class TrainingParams(PredictionParams):
         "seconds to wait for an executor in place of a lost one, before going on with fewer",
         number("replacementSeconds", "0 or more seconds", lambda value: value >= 0),
     )
-    verbose = _param("verbose", "0: silent, 1: a line of progress", whole("verbose", 0))
+    timeline = _param(
+        "timeline", "file at the driver for a Chrome/Perfetto trace of all ranks", path("timeline")
+    )
+    logs = _param(
+        "logs",
+        "'driver': what workers print and log is shown at the driver, with rank and host",
+        one_of("logs", "driver"),
+    )
+    tracker = _param(
+        "tracker",
+        "where numbers are logged: dml.MLflow(…), dml.TensorBoard(…), or anything with "
+        "log(step, metrics) and close()",
+        check_tracker,
+    )
+    verbose = _param(
+        "verbose", "0: silent, 1: a line of progress, 2: details", one_of("verbose", 0, 1, 2)
+    )
 
     DEFAULTS: ClassVar[dict[str, Any]] = {
         **PredictionParams.DEFAULTS,

@@ -277,7 +277,7 @@ def test_progress_is_said_in_lines_where_there_is_no_terminal(rows, capsys):
     said = capsys.readouterr().err
     assert "epoch 1/2: loss" in said
     assert "epoch 2/2: loss" in said
-    assert "rows/s" in said
+    assert "samples/s" in said
 
 
 # -- bad input ----------------------------------------------------------------------------------
@@ -350,3 +350,47 @@ def test_transform_checks_the_schema_first(spark, rows):
         fitted.transform(rows.withColumn("prediction", F.lit(1)))
     with pytest.raises(dml.DataError, match="trained on array of float32"):
         fitted.transform(rows.withColumn("features", F.lit(1.0)))
+
+
+# -- watching -----------------------------------------------------------------------------------
+
+
+def test_a_fit_is_traced_tracked_and_heard(rows, tmp_path, capsys):
+    import json
+
+    from sparkdml.observe.timeline.schema import find_faults
+
+    class Tracker:
+        def __init__(self):
+            self.logged, self.closed = [], False
+
+        def log(self, step, metrics):
+            self.logged.append((step, metrics))
+
+        def close(self):
+            self.closed = True
+
+    class Speaks(dml.Callback):
+        def on_epoch_end(self, training, row):
+            print("an epoch is over")
+
+    tracker, path = Tracker(), tmp_path / "trace.json"
+    make_estimator(
+        epochs=2,
+        numWorkers=2,
+        timeline=str(path),
+        tracker=tracker,
+        logs="driver",
+        callbacks=[Speaks()],
+        verbose=2,
+    ).fit(rows)
+    said = capsys.readouterr()
+    assert said.out.count("] an epoch is over") == 4
+    assert "rank 1 on" in said.err
+    assert tracker.closed
+    assert any("loss" in metrics for _, metrics in tracker.logged)
+    trace = json.loads(path.read_text())
+    assert find_faults(trace["traceEvents"]) == []
+    assert {"forward", "backward", "communication", "optimizer"} <= {
+        event["name"] for event in trace["traceEvents"]
+    }

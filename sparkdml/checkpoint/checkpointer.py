@@ -22,6 +22,7 @@ from sparkdml.checkpoint.state import Entry, State, merge
 from sparkdml.checkpoint.stores.base import Place
 from sparkdml.checkpoint.writer import Outgoing, Writer, Written
 from sparkdml.errors import CheckpointError, SetupError, StoreError
+from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 
 if TYPE_CHECKING:
     from sparkdml.runtime.link import Link
@@ -56,13 +57,20 @@ class Checkpointer:
     """
 
     def __init__(
-        self, plan: CheckpointPlan, rank: int, size: int, worker: dict[str, Any], link: Link
+        self,
+        plan: CheckpointPlan,
+        rank: int,
+        size: int,
+        worker: dict[str, Any],
+        link: Link,
+        spans: NoSpans = NO_SPANS,
     ) -> None:
         self.plan = plan
         self.resumed = plan.resume
         self._rank, self._size = rank, size
         self._worker = worker  # its host, device and backend, for the manifest
         self._link = link
+        self._spans = spans
         self._store = plan.place.open()
         self._writer = Writer(self._store)
         self._pace = Pace(
@@ -188,6 +196,7 @@ class Checkpointer:
 
     def _written(self, report: dict[str, Any], written: Written) -> None:
         self._last_error = written.error
+        self._spans.add_write(written.write_seconds, sum(part.num_bytes for part in written.parts))
         if written.error is None:  # else the waits between attempts would count
             self._pace.costed(written.copy_seconds, written.write_seconds)
         report["copy_seconds"] = written.copy_seconds

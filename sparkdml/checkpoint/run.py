@@ -230,6 +230,9 @@ class CheckpointedRun:
             -1,
             {
                 "kind": "checkpoint",
+                "id": manifest.id,
+                "parent": manifest.parent,
+                "ckpt_kind": manifest.kind,
                 "step": manifest.step,
                 "bytes": manifest.num_bytes,
                 "copy_seconds": manifest.copy_seconds,

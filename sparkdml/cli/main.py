@@ -21,6 +21,7 @@ SUBCOMMANDS = {
         "build Horovod against the torch that is installed",
     ),
     "demo": ("sparkdml.cli.demo", "train on handwritten digits with 2 workers on local Spark"),
+    "timeline": ("sparkdml.cli.timeline", "the largest costs of a traced run, and what to do"),
     "bench": ("sparkdml.cli.bench", "measure sparkdml against its peers (needs a checkout)"),
 }
 

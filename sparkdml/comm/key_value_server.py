@@ -39,26 +39,29 @@ class KeyValueServer:
         self._arrivals: dict[str, asyncio.Event] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        try:
-            self._server = self._loop.run_until_complete(
-                asyncio.start_server(
-                    self._connected, host, 0, limit=MAX_HEAD_BYTES, backlog=MAX_CONNECTIONS
-                )
-            )
-        except OSError:
-            self._loop.close()
-            raise
-        self.port: int = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="sparkdml-key-value-server", daemon=True
         )
         self._thread.start()
+        # On the thread's own loop: the caller may be inside another one, as a notebook's cells are.
+        starting = asyncio.start_server(
+            self._connected, host, 0, limit=MAX_HEAD_BYTES, backlog=MAX_CONNECTIONS
+        )
+        try:
+            self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
+        except OSError:
+            self._end()
+            raise
+        self.port: int = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
         """Stop serving; afterwards neither the thread nor the port is left. May be called twice."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._end()
+
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -1,64 +1,63 @@
-"""One line of progress at the driver."""
+"""Progress at the driver: a bar in a terminal or a notebook, plain lines in a log."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
 
+from sparkdml.errors import ParameterError
+from sparkdml.observe.pace import Pace, clock, short
+from sparkdml.observe.rank_summary import describe_ranks
+from sparkdml.observe.stragglers import Straggler, Times
+
+LINE_SECONDS = 30.0  # between two lines of an epoch that takes long, where there is no bar
+MAX_TRACEBACK_LINES = 40
+MIN_BAR = 18  # columns, with its percentage
+BAR = "{desc}: {percentage:3.0f}%|{bar}| "  # then the facts; tqdm's own postfix has a comma first
+
+_NOT_SHOWN = {"epoch", "rows", "steps", "seconds", "rows_per_second"}
+
 
 class Progress:
-    """A tqdm bar over the rows of all epochs; plain lines, one an epoch, where there is no tty."""
+    """An observer that tells a person how the run goes.
 
-    def __init__(self, epochs: int, enabled: bool) -> None:
-        self._epochs = epochs
-        self._enabled = enabled
-        self._lines = not sys.stderr.isatty() and "ipykernel" not in sys.modules
+    `verbose`: 0 is silence; 1 the bar (or the lines), restarts and why a run stopped early; 2 also
+    checkpoints, failures with their tracebacks, where each rank's time went in each epoch, and the
+    stragglers at the end.
+    """
+
+    def __init__(self, epochs: int, verbose: int) -> None:
+        if verbose not in (0, 1, 2):
+            raise ParameterError("verbose", verbose, "0 (silent), 1 (progress) or 2 (details)")
+        self._epochs, self._verbose = epochs, int(verbose)
+        self._pace = Pace(epochs)
+        self._workers: int | None = None
+        self._epochs_done = self._num_restarts = 0
+        self._ranks: dict[int, Times] = {}  # in this epoch
+        self._epoch_to_sum_up: int | None = None
+        self._last_line = time.monotonic()
         self._bar: Any = None
-        if enabled and not self._lines:
-            self._bar = tqdm(total=epochs, unit="epoch", desc="starting", leave=True)
+        if verbose and is_watched():
+            self._bar = tqdm(
+                total=epochs, desc="starting", bar_format=BAR, dynamic_ncols=True, leave=True
+            )
 
-    def handle(self, rank: int, message: dict[str, Any]) -> None:
-        """An event from a worker."""
-        if not self._enabled:
+    def handle(self, rank: int, event: dict[str, Any]) -> None:
+        if not self._verbose:
             return
-        if message.get("kind") == "already-trained":
-            self._say(
-                f"already trained ({message['step']:,} steps): the model comes from its last "
-                "checkpoint. Use another path to train anew"
-            )
-        elif message.get("kind") == "progress" and self._bar is not None:
-            done = message["epoch"] - 1
-            if message["of"]:
-                done += min(1.0, message["rows"] / message["of"])
-            self._show(message["epoch"], done, f"loss {message['loss']:.4g}")
-        elif message.get("kind") == "epoch":
-            row = message["row"]
-            numbers = ", ".join(
-                f"{name} {value:.4g}"
-                for name, value in row.items()
-                if name not in ("epoch", "rows", "steps", "seconds", "rows_per_second")
-            )
-            text = f"{numbers}, {row['rows_per_second']:,.0f} rows/s"
-            if self._bar is not None:
-                self._show(int(row["epoch"]), row["epoch"], text)
-            else:
-                epoch = int(row["epoch"])
-                self._say(f"epoch {epoch}/{self._epochs}: {text}")
+        handler = getattr(self, "_on_" + event["kind"].replace("-", "_"), None)
+        if handler is not None:
+            handler(rank, event)
 
-    def _say(self, text: str) -> None:
-        """A line of its own, above the bar if there is one."""
+    def close(self) -> None:
         if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def _show(self, epoch: int, done: float, text: str) -> None:
-        self._bar.n = round(done, 2)
-        self._bar.set_description_str(f"epoch {epoch}/{self._epochs}", refresh=False)
-        self._bar.set_postfix_str(text, refresh=True)
+            self._bar.close()
+            self._bar = None
 
     def __enter__(self) -> Progress:
         return self
@@ -69,5 +68,162 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    # -- what happens in a run ------------------------------------------------------------------
+
+    def _on_run_start(self, rank: int, event: dict[str, Any]) -> None:
+        self._workers = event.get("workers")
+        if self._verbose > 1:
+            facts = {name: event.get(name) for name in ("workers", "strategy", "backend", "seed")}
+            known = ", ".join(
+                f"{name} {value}" for name, value in facts.items() if value is not None
+            )
+            self._say(f"{event.get('name', 'run')}: {known}")
+
+    def _on_submission(self, rank: int, event: dict[str, Any]) -> None:
+        self._workers = event["workers"]
+        self._pace.restart()
+        self._ranks, self._epoch_to_sum_up = {}, None
+
+    def _on_steps(self, rank: int, event: dict[str, Any]) -> None:
+        epoch, rows, of = event["epoch"], event["rows"], event["of"]
+        self._pace.count(event.get("time", time.time()), epoch, rows, of)
+        share = min(1.0, rows / of) if of else 0.0
+        facts = {"step": f"step {event['step']:,}", "loss": f"loss {event['loss']:.4g}"}
+        facts |= self._speed()
         if self._bar is not None:
-            self._bar.close()
+            self._show(epoch, epoch - 1 + share, facts)
+        elif time.monotonic() - self._last_line > LINE_SECONDS:
+            done = f", {share:.0%}" if of else ""
+            self._say(f"{self._title(epoch)}{done}: {', '.join(facts.values())}")
+
+    def _on_rank(self, rank: int, event: dict[str, Any]) -> None:
+        if self._verbose > 1 and event["steps"]:
+            self._ranks.setdefault(rank, Times(event["host"])).add(event)
+            if len(self._ranks) == self._workers:
+                self._sum_up()
+
+    def _on_epoch(self, rank: int, event: dict[str, Any]) -> None:
+        row = event["row"]
+        self._epochs_done = epoch = int(row["epoch"])
+        facts = {
+            name: f"{name} {value:.4g}" for name, value in row.items() if name not in _NOT_SHOWN
+        }
+        facts["speed"] = f"{short(row['rows_per_second'])} samples/s"
+        if self._bar is not None:
+            self._show(epoch, epoch, facts)
+        if self._bar is None or self._verbose > 1:
+            self._say(f"{self._title(epoch)}: {', '.join(facts.values())}")
+        self._sum_up()  # of the epoch before, should some rank not have spoken since
+        self._epoch_to_sum_up = epoch
+        if len(self._ranks) == self._workers:
+            self._sum_up()
+
+    def _on_checkpoint(self, rank: int, event: dict[str, Any]) -> None:
+        if self._verbose > 1:
+            self._say(
+                f"checkpoint {event['id']} ({event['ckpt_kind']}) at step {event['step']:,}: "
+                f"{short(event['bytes'])}B, copied in {event['copy_seconds']:.3f} s, written in "
+                f"{event['write_seconds']:.2f} s"
+            )
+
+    def _on_failure(self, rank: int, event: dict[str, Any]) -> None:
+        if self._verbose > 1:
+            self._say(f"failed: {event['cause']}")
+            for line in (event.get("traceback") or "").rstrip().splitlines()[-MAX_TRACEBACK_LINES:]:
+                self._say(f"  {line}")
+
+    def _on_restart(self, rank: int, event: dict[str, Any]) -> None:
+        self._num_restarts += 1
+        self._workers = event.get("workers", self._workers)
+        self._pace.restart()
+        workers = "" if self._workers is None else f" with {count(self._workers, 'worker')}"
+        self._say(
+            f"restart {self._num_restarts}: going on from step {event['from_step']:,}{workers} "
+            f"({event['cause']})"
+        )
+        if self._bar is not None:
+            self._draw(f"restart {self._num_restarts}", f"from step {event['from_step']:,}")
+
+    def _on_already_trained(self, rank: int, event: dict[str, Any]) -> None:
+        self._say(
+            f"already trained ({event['step']:,} steps): the model comes from its last "
+            "checkpoint. Use another path to train anew"
+        )
+        if self._bar is not None:
+            self._show(self._epochs, self._epochs, {})
+
+    def _on_run_end(self, rank: int, event: dict[str, Any]) -> None:
+        self._sum_up()
+        if event.get("stopped"):
+            self._say(f"stopped after epoch {self._epochs_done}: {event['stopped']}")
+        if self._verbose > 1:
+            self._say(f"{event['outcome']} after {clock(event['seconds'])}")
+            for straggler in event.get("stragglers") or []:
+                self._say(f"straggler: {Straggler.from_dict(straggler)}")
+
+    def _sum_up(self) -> None:
+        """Where the ranks' time went in the last epoch; they tell it a moment after its end."""
+        if self._epoch_to_sum_up is None:
+            return
+        for line in describe_ranks(self._ranks):
+            self._say(f"epoch {self._epoch_to_sum_up}, {line}")
+        self._ranks, self._epoch_to_sum_up = {}, None
+
+    # -- how it is shown ------------------------------------------------------------------------
+
+    def _title(self, epoch: int) -> str:
+        again = f" (restart {self._num_restarts})" if self._num_restarts else ""
+        return f"epoch {epoch}/{self._epochs}{again}"
+
+    def _speed(self) -> dict[str, str]:
+        facts = {}
+        if (rate := self._pace.rows_per_second) is not None:
+            facts["speed"] = f"{short(rate)} samples/s"
+        if self._workers is not None:
+            facts["workers"] = count(self._workers, "worker")
+        if (left := self._pace.seconds_left) is not None:
+            facts["left"] = f"{clock(left)} left"
+        return facts
+
+    def _show(self, epoch: int, done: float, facts: dict[str, str]) -> None:
+        self._bar.n = round(done, 3)
+        title, columns = self._title(epoch), self._bar.ncols
+        room = columns - len(title) - MIN_BAR if isinstance(columns, int) and columns else None
+        self._draw(title, fitting(facts, room))
+
+    def _draw(self, title: str, text: str) -> None:
+        self._bar.bar_format = BAR + text.replace("{", "{{").replace("}", "}}")
+        self._bar.set_description_str(title, refresh=True)
+
+    def _say(self, text: str) -> None:
+        """A line of its own, above the bar if there is one."""
+        self._last_line = time.monotonic()
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def is_watched() -> bool:
+    """Whether somebody looks on: at a terminal that can redraw a line, or at a notebook."""
+    if sys.stderr.isatty():
+        return os.environ.get("TERM") != "dumb"
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def fitting(facts: dict[str, str], room: int | None) -> str:
+    """The facts in their order, without the least telling ones where they would be cut off."""
+    kept = dict(facts)
+    for name in ("workers", "step", "speed", *reversed(facts)):
+        if room is None or len(kept) < 2 or len(", ".join(kept.values())) <= room:
+            break
+        kept.pop(name, None)
+    return ", ".join(kept.values())
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

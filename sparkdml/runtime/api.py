@@ -11,6 +11,7 @@ from sparkdml.checkpoint.run import open_run
 from sparkdml.errors import ParameterError, SetupError
 from sparkdml.feed.columns import describe_columns
 from sparkdml.feed.feed import FeedPlan
+from sparkdml.observe.output_printer import OutputPrinter
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.driver import launch
 from sparkdml.runtime.jobs import is_rdd
@@ -37,6 +38,7 @@ def run(
     max_restarts: int = 3,
     min_workers: int = 1,
     replacement_seconds: float = 60.0,
+    logs: str | None = None,
     on_event: Callable[[int, dict[str, Any]], None] | None = None,
     name: str | None = None,
     spark: SparkSession | None = None,
@@ -61,6 +63,7 @@ def run(
         max_restarts: failures that are let pass without a new checkpoint in between.
         min_workers: workers to go on with after a failure, at least.
         replacement_seconds: how long to wait for an executor in place of a lost one.
+        logs: "driver" shows what workers print and log at the driver, with rank and host.
         on_event: called at the driver with (rank, message) for what `ctx.log` sends (kind "log"),
             and for what befalls the run: failures, restarts, checkpoints (rank -1).
         name: what the Spark UI shows.
@@ -74,6 +77,8 @@ def run(
         raise ParameterError("fn", fn, "a function of one argument, the context")
     from pyspark.sql import DataFrame
 
+    if logs not in (None, "driver"):
+        raise ParameterError("logs", logs, "'driver' or None")
     session = find_session(data, spark)
     options = Options(
         num_workers=num_workers,
@@ -87,10 +92,18 @@ def run(
         replacement_seconds=check_positive(
             "replacement_seconds", replacement_seconds, or_zero=True
         ),
+        forwards_output=logs == "driver",
         name=name or f"sparkdml: {getattr(fn, '__name__', 'run')}",
     )
     feed = make_feed_plan(data, columns, seed)
-    handle = on_event or _ignore
+    printer = OutputPrinter()
+
+    def handle(rank: int, message: dict[str, Any]) -> None:
+        if message.get("kind") == "output" and logs == "driver":
+            printer.handle(rank, message)
+        if on_event is not None:
+            on_event(rank, message)
+
     if checkpoint is None:
         return launch(session, fn, options, data, feed, handle)
     place = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
@@ -165,7 +178,3 @@ def check_whole(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ParameterError(name, value, f"a whole number of at least {least}")
     return value
-
-
-def _ignore(rank: int, message: dict[str, Any]) -> None:
-    """Events that nobody asked for."""

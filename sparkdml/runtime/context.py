@@ -11,6 +11,8 @@ from sparkdml.errors import CheckpointError, CommunicationError, DataError, Setu
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Chunk, Feed
 from sparkdml.feed.order import Ints
+from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
+from sparkdml.observe.timeline.tracing import open_traced, start_recorder
 
 if TYPE_CHECKING:
     from sparkdml.checkpoint.checkpointer import Checkpointer
@@ -35,11 +37,14 @@ class Context:
         self.world = world
         self.rank = world.rank
         self.size = world.size
+        self.host = world.hosts[world.rank]
         self.local_rank = world.local_rank
         self.local_size = world.local_size
         self.device = torch.device(world.device)
         self.seed = plan.seed
         self._link = link
+        # What the timeline shows of this rank; nothing is recorded in a run without one.
+        self.spans: NoSpans = start_recorder(world, link) if plan.timeline else NO_SPANS
         self._chunks = chunks
         self._rows = rows
         self._spool_directory = spool_directory
@@ -54,9 +59,7 @@ class Context:
     def comm(self) -> Communicator:
         """The communicator among all workers; the first use, on every rank, opens it."""
         if self._comm is None:
-            from sparkdml.comm.backends import open_communicator
-
-            self._comm = open_communicator(self.plan.backend, self.world)
+            self._comm = open_traced(self.spans, self.plan.backend, self.world)
         return self._comm
 
     @property
@@ -71,7 +74,7 @@ class Context:
                 "backend": self.plan.backend,
             }
             self._checkpoint = Checkpointer(
-                self.plan.checkpoint, self.rank, self.size, worker, self._link
+                self.plan.checkpoint, self.rank, self.size, worker, self._link, self.spans
             )
         return self._checkpoint
 
@@ -134,6 +137,7 @@ class Context:
         """Give everything back; after a failure without waiting for the other ranks."""
         if self._checkpoint is not None and not failed:
             self._checkpoint.wait()  # its last words need the feed
+        self.spans.close()  # before Horovod ends, whose timeline it reads
         self.close_feed(failed)
         if self._comm is not None:
             self._comm.abort() if failed else self._comm.close()

@@ -25,7 +25,7 @@ from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
 from sparkdml.runtime.jobs import Job, Parts, is_rdd, make_job
 from sparkdml.runtime.plan import Options, Plan, Role
 from sparkdml.runtime.recovery import recover
-from sparkdml.runtime.restarts import one_line
+from sparkdml.runtime.restarts import describe_failure
 from sparkdml.runtime.spools import Spools
 from sparkdml.runtime.wire import Message
 from sparkdml.runtime.worker import Body
@@ -87,9 +87,11 @@ class Launch:
             source="none" if data is None else ("rows" if is_rdd(data) else "arrow"),
             feed=feed,
             checkpoint=checkpoint,
+            forwards_output=options.forwards_output,
             spools=kept,
             stale_spools=() if spools is None else spools.stale(),
             heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
+            timeline=options.timeline,
         )
         try:
             self._job: Job = make_job(spark, data, plan, body, profile)
@@ -107,7 +109,7 @@ class Launch:
         try:
             self._watch(thread)
         except BaseException as error:
-            self._on_event(-1, {"kind": "failure", "cause": one_line(error)})
+            self._on_event(-1, describe_failure(error))
             self._cancel(thread)
             raise
         finally:
@@ -163,6 +165,8 @@ class Launch:
             self._on_event(rank, message)
 
     def _answer(self, rank: int, message: Message) -> Any:
+        if message.get("what") == "clock":
+            return time.time()  # for the timeline, whose ranks all go by the driver's clock
         if message.get("what") == "facts":
             return self._facts()
         if message.get("what") == "spool-lost" and self._spools is not None:
@@ -250,6 +254,16 @@ def launch(
     spools = None if run is None else Spools()
 
     def submit(count: int, checkpoint: CheckpointPlan | None = None) -> list[Any]:
+        start = None if checkpoint is None else checkpoint.resume
+        on_event(
+            -1,
+            {
+                "kind": "submission",
+                "number": 1 if checkpoint is None else checkpoint.submission,
+                "workers": count,
+                "from_step": 0 if start is None else start.step,
+            },
+        )
         role = Role("worker", count, reads="none" if data is None else "shards")
         return Launch(
             spark, body, role, options, data, feed, profile, on_event, run, checkpoint, spools

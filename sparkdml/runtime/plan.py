@@ -44,6 +44,8 @@ class Options:
     replacement_seconds: float = 60.0  # to wait for an executor in place of a lost one
     heartbeat_timeout: float = 8.0
     name: str = "sparkdml"
+    timeline: bool = False  # whether workers record spans
+    forwards_output: bool = False  # whether what workers print and log is shown at the driver
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,5 @@ class Plan:
     spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
     stale_spools: tuple[str, ...] = ()  # of earlier attempts, to be removed where they are found
     heartbeat_seconds: float = 1.0
+    timeline: bool = False  # whether to record spans
+    forwards_output: bool = False

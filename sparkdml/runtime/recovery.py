@@ -51,7 +51,15 @@ def recover(
             refusal = restarts.why_not(error, newest, plan.resume.step if plan.resume else 0)
             if refusal is not None:
                 raise explain(error, restarts, refusal) from error.__cause__
-            on_event(-1, {"kind": "restart", "cause": one_line(error), "from_step": max(newest, 0)})
+            on_event(
+                -1,
+                {
+                    "kind": "restart",
+                    "cause": one_line(error),
+                    "from_step": max(newest, 0),
+                    "workers": num_workers,
+                },
+            )
             warnings.warn(
                 f"{one_line(error)}. Going on from step {max(newest, 0)} (restart {restarts.count} "
                 f"of {max_restarts} without progress)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparkdml.errors import (
     CheckpointError,
@@ -71,6 +72,22 @@ def failed_step(error: BaseException | None) -> int | None:
             return error.step
         error = error.__cause__
     return None
+
+
+def describe_failure(error: BaseException) -> dict[str, Any]:
+    """A failure as an event, for whoever watches the run."""
+    worker: BaseException | None = error
+    while worker is not None and not isinstance(worker, WorkerError):
+        worker = worker.__cause__
+    known = worker if isinstance(worker, WorkerError) else None
+    return {
+        "kind": "failure",
+        "cause": one_line(error),
+        "failed_rank": None if known is None else known.rank,
+        "host": None if known is None else known.host,
+        "traceback": "" if known is None else known.worker_traceback[-10_000:],
+        "step": failed_step(error),
+    }
 
 
 def one_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from sparkdml.comm.interface import interface_towards
 from sparkdml.errors import SetupError
 from sparkdml.feed.arrow import read_arrow
 from sparkdml.feed.rows import read_rows
+from sparkdml.observe.worker_output import WorkerOutput
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.link import Link
 from sparkdml.runtime.plan import Plan
@@ -84,7 +86,11 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
     ctx = Context(plan, world, link, chunks, rows, spool_directory())
     failed = True
     try:
-        payload: bytes = cloudpickle.dumps(body(ctx))  # type: ignore[no-untyped-call]
+        # Closed before anything else is: last words are sent while there is a wire.
+        output = WorkerOutput(link, ctx.host) if plan.forwards_output else nullcontext()
+        with output:
+            result = body(ctx)
+        payload: bytes = cloudpickle.dumps(result)  # type: ignore[no-untyped-call]
         ctx.close_feed()
         for _ in source:
             pass  # Spark reuses a Python worker only if its input was read to the end

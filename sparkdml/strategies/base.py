@@ -45,15 +45,19 @@ class StepStrategy(Strategy):
         return [Role("worker", num_workers)]
 
     def run(self, role: str, training: Training) -> None:
-        task = training.task
+        task, clock, spans = training.task, training.clock, training.spans
         self.start(training)
         for epoch in training.epochs():
             for batch in epoch:
                 task.grad(batch)
+                clock.lap("compute")
                 totals = self.agree(task)
+                clock.lap("communication")
+                spans.lap("communication")
                 if not epoch.count(totals):
                     break  # nobody had a row left
                 task.apply(totals)
+                spans.lap("optimizer")
                 epoch.tick()
 
     @abstractmethod

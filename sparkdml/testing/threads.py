@@ -13,6 +13,7 @@ from sparkdml.comm.base import Communicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.order import Ints
+from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.task import Task, TaskPlan
@@ -30,6 +31,8 @@ class ThreadContext:
         self.device = torch.device("cpu")
         self.data = self
         self.facts = None
+        self.spans = NO_SPANS
+        self.host = "here"
         self.seed = 0
         self.checkpoint = None
         self.events: list[dict[str, Any]] = []

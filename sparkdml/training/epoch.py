@@ -19,8 +19,6 @@ from sparkdml.training.task import Totals
 if TYPE_CHECKING:
     from sparkdml.training.training import Training
 
-PROGRESS_SECONDS = 0.25
-
 
 class Epoch:
     """Iterate over it for batches; it never ends by itself."""
@@ -35,7 +33,7 @@ class Epoch:
         self.start: Ints | None = None  # where in the data it begins, if not at its start
         self._seconds_before = 0.0
         self._started = time.perf_counter()
-        self._reported = 0.0
+        self._batch_rows = 0
         self._checkpoint_is_due = False
 
     @classmethod
@@ -64,30 +62,43 @@ class Epoch:
     def seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started
 
+    @property
+    def rows_in_all(self) -> int | None:
+        """How many rows all ranks train on, where Spark has counted them."""
+        return self._training.rows_an_epoch
+
     def __iter__(self) -> Iterator[Batch]:
         """This rank's batches, then empty ones: other ranks may have more."""
         training = self._training
         own = training.ctx.feed(
             training.rows_a_step, self.number, training.schedule.shuffle, self.start
         )
+        training.spans.start_step(training.step + 1)
         for batch in chain(own, repeat(Batch.empty())):
             if training.is_replayed:
                 return
+            training.clock.lap("data")
+            training.spans.lap("feed wait")
             self.own_rows += batch.num_rows
+            self._batch_rows = batch.num_rows
             self._vote()
             yield batch
+            training.spans.start_step(training.step + 1)
 
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""
         if not totals.rows:
+            self._training.spans.end_step("end of epoch")
             return False
         if not math.isfinite(totals.loss):
             self._not_finite(totals.loss)
         self.totals += totals
         self.steps += 1
         self._checkpoint_is_due = bool(totals.wishes) and not totals.objections
+        loss = totals.loss / max(totals.weight, 1e-30)
+        self._training.reports.count(self._training.step + 1, loss)
         if self._training.schedule.stop_at_step is not None:
-            self._training.losses.append(totals.loss / max(totals.weight, 1e-30))
+            self._training.losses.append(loss)
         return True
 
     def tick(self) -> None:
@@ -95,24 +106,19 @@ class Epoch:
         training = self._training
         training.step += 1
         training.ctx.reached(training.step)
-        now = time.time()
         if not training.first_step_time:
-            training.first_step_time = now
+            training.first_step_time = time.time()
         for callback in training.step_callbacks:
             callback.on_step_end(training)
+        if training.step_callbacks:
+            training.spans.lap("callbacks")
+        training.spans.end_step()
+        training.clock.lap("compute")
         if self._checkpoint_is_due:
             self._checkpoint_is_due = False
             training.save(self, "step")
-        if training.ctx.rank == 0 and now - self._reported > PROGRESS_SECONDS:
-            self._reported = now
-            training.ctx.event(
-                "progress",
-                epoch=self.number + 1,
-                step=training.step,
-                rows=self.totals.rows,
-                of=training.rows_an_epoch,
-                loss=self.totals.loss / max(self.totals.weight, 1e-30),
-            )
+            training.clock.lap("checkpoint")
+        training.reports.tick(self, self._batch_rows)
 
     def _vote(self) -> None:
         """Rank 0's clock says when a checkpoint is due; any rank may object that it is busy."""

@@ -56,6 +56,19 @@ class Fit:
                 return read_result(ended[1])
             return collect(self._launch(self.job, self.options, on_event, run))
 
+    def start(self) -> dict[str, Any]:
+        """What is told of the run when it begins."""
+        return {
+            "name": self.options.name,
+            "strategy": repr(self.job.strategy),
+            "backend": self.options.backend,
+            "workers": self.options.num_workers,
+            "epochs": self.job.schedule.epochs,
+            "batch_size": self.job.schedule.batch_size,
+            "seed": self.options.seed,
+            "plan": self.describe(),
+        }
+
     def replay(
         self, checkpoints: Checkpoints, start: Manifest, num_workers: int, step: int
     ) -> tuple[bytes, bytes, list[float]]:

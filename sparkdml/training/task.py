@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import CheckpointError, ParameterError
 from sparkdml.feed.batch import Batch
+from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.training.flat import FlatParams
 from sparkdml.training.objective import LossFunction, Objective, metric_sum
 
@@ -129,6 +130,7 @@ class Task:
         self.params = FlatParams(self.module, self.forward.num_stats)
         self.optimizer = build_optimizer(plan.optimizer, self.module)
         self.vote = (0.0, 0.0)  # a wish and an objection, for the next step's totals
+        self.spans: NoSpans = NO_SPANS
         self._remaining = 0
         self._checked = False
 
@@ -145,7 +147,10 @@ class Task:
             return
         for piece in batch.split(self.plan.batch_size):
             self._remaining -= piece.num_rows
-            self.forward(piece, self.params.stats).backward()  # type: ignore[no-untyped-call]
+            loss = self.forward(piece, self.params.stats)
+            self.spans.lap("forward")
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.spans.lap("backward")
         if not self._checked:
             self._checked = True
             self.params.check_views()

@@ -14,11 +14,13 @@ from sparkdml.checkpoint.manifest import Kind
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import CheckpointError, DataError
 from sparkdml.feed.position import nothing_read, owned
+from sparkdml.observe.step_clock import StepClock
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.randomness import random_state, restore_random_state, seed_rank
 from sparkdml.training.buffers import merge_buffers
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.epoch import Epoch
+from sparkdml.training.reports import Reports
 from sparkdml.training.task import Task, Totals
 
 if TYPE_CHECKING:
@@ -51,8 +53,11 @@ class Training:
     first_step_time: float = 0.0
     stopped: str | None = None
     losses: list[float] = field(default_factory=list)  # of each step, where a replay wants them
+    clock: StepClock = field(default_factory=StepClock)
 
     def __post_init__(self) -> None:
+        self.reports = Reports(self.ctx, self.clock)
+        self.spans = self.task.spans = self.ctx.spans
         self.epoch: Epoch | None = None  # the one that is being trained
         # Those that override it: a call for each step is not free.
         self.step_callbacks = [
@@ -141,15 +146,16 @@ class Training:
             )
             return {"position": Entry(reached, "sum")}
 
-        self.checkpoint.save(
-            self.step,
-            state,
-            epoch=epoch.number,
-            kind=kind,
-            metrics=self.history[-1] if self.history else {},
-            global_batch=self.global_batch,
-            later=position,
-        )
+        with self.spans.span("checkpoint copy", kind=kind):
+            self.checkpoint.save(
+                self.step,
+                state,
+                epoch=epoch.number,
+                kind=kind,
+                metrics=self.history[-1] if self.history else {},
+                global_batch=self.global_batch,
+                later=position,
+            )
 
     def state(self, epoch: Epoch) -> State:
         """Everything that the next step depends on, but for the position in the data."""
@@ -221,6 +227,7 @@ class Training:
             state = self.state(epoch)
             if self.callbacks:
                 state = _frozen(state)  # callbacks may now put other weights into the module
+        self.reports.tell_rank()
         for callback in self.callbacks:
             callback.on_run_end(self)
         if state is not None:
@@ -233,18 +240,23 @@ class Training:
 
     def _close(self, epoch: Epoch) -> None:
         seconds = epoch.seconds
-        merge_buffers(self.task.module, self.ctx.comm, epoch.own_rows)
+        self.reports.tell_steps(epoch)
+        with self.spans.span("merge buffers"):
+            merge_buffers(self.task.module, self.ctx.comm, epoch.own_rows)
         row = {"epoch": float(epoch.number + 1), **epoch.totals.means(self.task.plan.metrics)}
         if self.schedule.validates:
-            row.update({f"val_{name}": value for name, value in self._validate().items()})
+            with self.spans.span("validation"):
+                row.update({f"val_{name}": value for name, value in self._validate().items()})
         row["rows"], row["steps"] = epoch.totals.rows, float(epoch.steps)
         row["seconds"], row["rows_per_second"] = seconds, epoch.totals.rows / max(seconds, 1e-9)
         for callback in self.callbacks:
             callback.on_epoch_end(self, row)
         self.history.append(row)
+        self.clock.lap("other")
+        self.reports.tell_rank()
         if self.ctx.rank == 0:
             self.ctx.event("epoch", row=row)
-            self.ctx.flush_events()
+        self.ctx.flush_events()
 
     def _validate(self) -> dict[str, float]:
         stats = self.task.forward.evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import socket
@@ -187,3 +188,13 @@ def test_listening_everywhere_is_refused(host: str) -> None:
 def test_an_address_of_another_machine_is_refused_with_the_fix() -> None:
     with pytest.raises(SetupError, match=r"192\.0\.2\.1.*spark\.driver\.host"):
         Rendezvous("192.0.2.1")
+
+
+def test_a_server_can_be_made_where_a_loop_runs_already():
+    """As in a notebook, whose cells run inside the kernel's own loop."""
+
+    async def cell():
+        with KeyValueServer("127.0.0.1") as server:
+            return server.port
+
+    assert asyncio.run(cell()) > 0

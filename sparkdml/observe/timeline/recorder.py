@@ -1,0 +1,197 @@
+"""Records in a worker what its threads do, at two looks at the clock and an append for each span.
+
+A thread of its own sends the spans to the driver about twice a second. Where steps are quicker than
+anybody could look at, only some are recorded, each as a whole and the same ones on all ranks: those
+whose number is a multiple of a power of two.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import Any
+
+from sparkdml.observe.timeline.clock import AlignedClock, AskTime
+from sparkdml.observe.timeline.horovod import HorovodTimeline
+from sparkdml.observe.timeline.tracks import CHECKPOINT_WRITER, TRAINING
+
+FLUSH_SECONDS = 0.5
+ALIGN_SECONDS = 30.0
+STEPS_A_SECOND = 50.0  # recorded by a rank of a small run
+DRIVER_STEPS_A_SECOND = 1000.0  # recorded by all ranks of a large one together
+MAX_WAITING = 20_000
+SPANS_A_MESSAGE = 500  # far below the longest line of the wire
+
+Args = dict[str, Any]
+# Track, name, begin and end by perf_counter_ns, step, what else is known.
+Span = tuple[int, str, int, int, int | None, Args | None]
+
+
+class NoSpans:
+    """The recorder of a run without a timeline: every call returns at once."""
+
+    enabled = False
+    recording = False
+
+    def start_step(self, number: int) -> None:
+        """The next step begins, with waiting for its batch."""
+
+    def lap(self, name: str) -> None:
+        """What the training thread has done since the last lap, or the step's start."""
+
+    def end_step(self, name: str = "step") -> None:
+        """The step is over; what follows belongs to none."""
+
+    @contextmanager
+    def span(self, name: str, **args: Any) -> Iterator[None]:
+        """Something on the training thread that is no part of a step."""
+        yield
+
+    def add(self, track: int, name: str, begin: int, end: int, args: Args | None = None) -> None:
+        """A span that is over, by `time.perf_counter_ns()`; from any thread."""
+
+    def add_write(self, seconds: float, num_bytes: int) -> None:
+        """The checkpoint writer has just finished what took it so long."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+NO_SPANS = NoSpans()
+
+
+class SpanRecorder(NoSpans):
+    """`event` and `flush` are the link's; `ask_time` asks the driver for its `time.time()`."""
+
+    enabled = True
+
+    def __init__(
+        self,
+        size: int,
+        host: str,
+        event: Callable[..., None],
+        flush: Callable[[], None],
+        ask_time: AskTime,
+    ) -> None:
+        self.recording = True  # off in steps that are passed over
+        self._host, self._event, self._flush = host, event, flush
+        self._ask_time = ask_time
+        self.horovod: HorovodTimeline | None = None  # whose spans are sent too
+        self._clock = AlignedClock()
+        self._aligned_at = 0.0
+        self._spans: deque[Span] = deque(maxlen=MAX_WAITING)
+        self._step: int | None = None
+        self._step_began = self._mark = perf_counter_ns()
+        self._num_steps = self._steps_seen = 0
+        self._skip_mask = 0  # steps with one of these bits in their number are passed over
+        self._target = min(STEPS_A_SECOND, max(1.0, DRIVER_STEPS_A_SECOND / size))
+        self._looked_at = perf_counter_ns()
+        self._closing = threading.Event()
+        self._sending = threading.Lock()
+        self._thread = threading.Thread(target=self._send, name="sparkdml-timeline", daemon=True)
+        self._thread.start()
+
+    # -- the training thread --------------------------------------------------------------------
+
+    def start_step(self, number: int) -> None:
+        self._step = number
+        self.recording = not number & self._skip_mask
+        self._step_began = self._mark = perf_counter_ns()
+
+    def lap(self, name: str) -> None:
+        now = perf_counter_ns()
+        if self.recording:
+            self._spans.append((TRAINING, name, self._mark, now, self._step, None))
+        self._mark = now
+
+    def end_step(self, name: str = "step") -> None:
+        is_step = name == "step"  # else it only began as one, and is worth telling by itself
+        if self.recording or not is_step:
+            number = self._step if is_step else None
+            self._spans.append((TRAINING, name, self._step_began, perf_counter_ns(), number, None))
+        self._num_steps += 1
+        self._step = None
+        self.recording = True
+
+    @contextmanager
+    def span(self, name: str, **args: Any) -> Iterator[None]:
+        begin = perf_counter_ns()
+        try:
+            yield
+        finally:
+            end = perf_counter_ns()
+            step = self._step if self.recording else None
+            self._spans.append((TRAINING, name, begin, end, step, args or None))
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def add(self, track: int, name: str, begin: int, end: int, args: Args | None = None) -> None:
+        self._spans.append((track, name, begin, end, self._step, args))
+
+    def add_write(self, seconds: float, num_bytes: int) -> None:
+        end = perf_counter_ns()
+        args = {"bytes": num_bytes}
+        begin = end - int(seconds * 1e9)
+        self._spans.append((CHECKPOINT_WRITER, "checkpoint write", begin, end, None, args))
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join(timeout=5)
+        self._send_waiting()
+        if self.horovod is not None:
+            self.horovod.close()
+
+    # -- the sending thread ---------------------------------------------------------------------
+
+    def _send(self) -> None:
+        while not self._closing.wait(FLUSH_SECONDS):
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        with self._sending:
+            if time.monotonic() - self._aligned_at > ALIGN_SECONDS or not self._clock.is_aligned:
+                self._clock.align(self._ask_time)
+                self._aligned_at = time.monotonic()
+            spans = [self._spans.popleft() for _ in range(len(self._spans))]
+            if self.horovod is not None:
+                spans.extend(self.horovod.take())
+            for start in range(0, len(spans), SPANS_A_MESSAGE):
+                self._send_some(spans[start : start + SPANS_A_MESSAGE])
+            if spans:
+                self._flush()
+            self._choose_steps()
+
+    def _choose_steps(self) -> None:
+        """Record about as many steps a second as somebody would look at."""
+        now, num_steps = perf_counter_ns(), self._num_steps
+        seconds = max(1, now - self._looked_at) / 1e9
+        rate = (num_steps - self._steps_seen) / seconds
+        self._looked_at, self._steps_seen = now, num_steps
+        stride = 1
+        while rate / stride > self._target:
+            stride *= 2
+        self._skip_mask = stride - 1
+
+    def _send_some(self, spans: list[Span]) -> None:
+        origin = self._clock.to_driver(spans[0][2])
+        uncertainty = self._clock.uncertainty_ns
+        self._event(
+            "spans",
+            host=self._host,
+            origin=origin,
+            uncertainty=None if uncertainty is None else uncertainty / 1e3,
+            every=self._skip_mask + 1,
+            spans=[self._encode(span, origin) for span in spans],
+        )
+
+    def _encode(self, span: Span, origin: int) -> list[Any]:
+        track, name, begin, end, step, args = span
+        start = self._clock.to_driver(begin)
+        duration = max(0, self._clock.to_driver(end) - start)
+        return [track, name, (start - origin) / 1e3, duration / 1e3, step, args]

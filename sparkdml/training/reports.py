@@ -1,0 +1,69 @@
+"""What a worker tells of its training, now and then: how far it is, and where its time goes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sparkdml.observe.step_clock import StepClock
+
+if TYPE_CHECKING:
+    from sparkdml.runtime.context import Context
+    from sparkdml.training.epoch import Epoch
+
+STEPS_SECONDS = 0.25  # between two words of rank 0 on how far the run is
+RANK_SECONDS = 1.0  # between two words of each rank on where its time went
+MAX_LOSSES = 50  # in one event
+
+
+class Reports:
+    """Collects from step to step; sends little."""
+
+    def __init__(self, ctx: Context, clock: StepClock) -> None:
+        self._ctx, self._clock = ctx, clock
+        self._losses: list[tuple[int, float]] = []  # since they were last told
+        self._steps = self._rows = 0
+        self._told_steps = self._told_rank = time.monotonic()
+
+    def count(self, step: int, loss: float) -> None:
+        """A step's agreed loss."""
+        if self._ctx.rank == 0:
+            self._losses.append((step, loss))
+
+    def tick(self, epoch: Epoch, own_rows: int) -> None:
+        """A step is done, with so many rows of this rank."""
+        self._steps += 1
+        self._rows += own_rows
+        now = time.monotonic()
+        if now - self._told_steps > STEPS_SECONDS:
+            self._told_steps = now
+            self.tell_steps(epoch)
+        if now - self._told_rank > RANK_SECONDS:
+            self._told_rank = now
+            self.tell_rank()
+
+    def tell_steps(self, epoch: Epoch) -> None:
+        if not self._losses:
+            return
+        stride = -(-len(self._losses) // MAX_LOSSES)
+        losses = self._losses[::-stride][::-1]  # the last one is always among them
+        self._losses = []
+        self._ctx.event(
+            "steps",
+            epoch=epoch.number + 1,
+            step=losses[-1][0],
+            losses=losses,
+            rows=epoch.totals.rows,
+            of=epoch.rows_in_all,
+            loss=epoch.totals.loss / max(epoch.totals.weight, 1e-30),
+        )
+
+    def tell_rank(self) -> None:
+        self._ctx.event(
+            "rank",
+            steps=self._steps,
+            rows=self._rows,
+            host=self._ctx.host,
+            seconds=self._clock.take(),
+        )
+        self._steps = self._rows = 0
