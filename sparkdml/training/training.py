@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -273,6 +274,4 @@ class Training:
 
 def _frozen(state: State) -> State:
     """The state as it is now, whatever happens to its tensors."""
-    from copy import deepcopy
-
     return {name: Entry(deepcopy(e.value), e.rule, e.weight) for name, e in state.items()}

@@ -205,13 +205,17 @@ def test_data_that_is_not_deterministic_is_warned_of(rows, tmp_path):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(shaky)
 
 
-class FewerSlots:
-    """Makes the driver see fewer slots after the first submission."""
+def leave_slots(monkeypatch, left):
+    """Makes the driver see so many slots after the first submission."""
+    from sparkdml.runtime import preflight
 
-    def __init__(self, monkeypatch, left):
-        from sparkdml.runtime import preflight
+    real = preflight.wait_for_replacements
 
+    def wait(*args):
         monkeypatch.setattr(preflight, "count_slots", lambda *args: left)
+        return real(*args)
+
+    monkeypatch.setattr(preflight, "wait_for_replacements", wait)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
@@ -252,15 +256,7 @@ def test_each_row_once_with_another_number_of_workers(spark, rows, tmp_path, bef
 
 
 def test_with_fewer_slots_it_goes_on_with_those_that_are_left(rows, tmp_path, monkeypatch):
-    from sparkdml.runtime import preflight
-
-    real = preflight.wait_for_replacements
-
-    def two_left(*args):
-        FewerSlots(monkeypatch, 2)
-        return real(*args)
-
-    monkeypatch.setattr(preflight, "wait_for_replacements", two_left)
+    leave_slots(monkeypatch, 2)
     fitted, checkpoints = fit_with_fault(
         rows, tmp_path, "kill", 20, num_workers=3, replacementSeconds=0.5
     )
@@ -273,15 +269,8 @@ def test_with_fewer_slots_it_goes_on_with_those_that_are_left(rows, tmp_path, mo
 
 def test_too_few_left_says_so(rows, tmp_path, monkeypatch):
     from sparkdml.errors import NotEnoughSlots
-    from sparkdml.runtime import preflight
 
-    real = preflight.wait_for_replacements
-
-    def one_left(*args):
-        FewerSlots(monkeypatch, 1)
-        return real(*args)
-
-    monkeypatch.setattr(preflight, "wait_for_replacements", one_left)
+    leave_slots(monkeypatch, 1)
     with pytest.raises(NotEnoughSlots, match=r"replacementSeconds=0\.5.*it will resume"):
         fit_with_fault(rows, tmp_path, "kill", 9, replacementSeconds=0.5, minWorkers=2)
 

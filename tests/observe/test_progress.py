@@ -1,6 +1,7 @@
 """Progress at the driver: a bar in a terminal, lines elsewhere, nothing where nothing is wanted."""
 
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -80,7 +81,7 @@ EVENTS = [
 
 
 def show(verbose, events=EVENTS):
-    with Progress(2, verbose) as progress:
+    with closing(Progress(2, verbose)) as progress:
         for rank, event in events:
             progress.handle(rank, event)
 
@@ -151,7 +152,7 @@ def test_details(capsys, monkeypatch, is_watched):
 
 def test_a_summary_waits_for_the_ranks_that_speak_late(capsys):
     start, _, _, _, first, second, epoch, *_ = EVENTS
-    with Progress(2, 2) as progress:
+    with closing(Progress(2, 2)) as progress:
         for rank, event in (start, first, epoch):
             progress.handle(rank, event)
         assert "rank 0 on a" not in capsys.readouterr().err

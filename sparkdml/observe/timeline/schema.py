@@ -66,7 +66,7 @@ def faults_of_track(spans: Iterable[tuple[float, float, str]]) -> list[str]:
 
 def is_number(value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(float(value))  # type: ignore[arg-type]
+    return number and math.isfinite(float(value))  # type: ignore[arg-type]  # a number, as checked
 
 
 def is_whole(value: object) -> bool:
