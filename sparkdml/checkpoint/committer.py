@@ -100,8 +100,8 @@ class Committer:
         self.submission = submission
         try:
             self._archive.record(submission)
-        except (CheckpointError, OSError) as error:
-            warnings.warn(f"the run's record can't be written: {error}", stacklevel=2)
+        except Exception as error:
+            warnings.warn(f"the run's record can't be written: {_told(error)}", stacklevel=2)
 
     def _commit(self, reports: dict[int, Report]) -> None:
         first = reports[0]
@@ -133,17 +133,17 @@ class Committer:
             _warn_of_other_bits(self.newest, manifest)
         try:
             self._archive.commit(manifest)
-        except (CheckpointError, OSError) as error:
-            self._lost(first, str(error))
+        except Exception as error:  # of any kind: nobody would hear it on this thread
+            self._lost(first, _told(error))
             return
         parent, self.newest = self.newest, manifest
         self._on_commit(manifest)
         try:
             self._archive.prune(self._keep, {manifest.id} | ({parent.id} if parent else set()))
-        except (CheckpointError, OSError) as error:
+        except Exception as error:
             warnings.warn(
                 f"the checkpoint of step {manifest.step} is safe, but older ones could not be "
-                f"removed ({error}). That is tried again after the next one",
+                f"removed ({_told(error)}). That is tried again after the next one",
                 stacklevel=2,
             )
 
@@ -154,6 +154,13 @@ class Committer:
             f"on, and the next one is tried when it is due; {held}",
             stacklevel=2,
         )
+
+
+def _told(error: Exception) -> str:
+    """Ours speak for themselves; others need their kind."""
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def plan_hash(plan: Mapping[str, str], workers: tuple[dict[str, Any], ...]) -> str:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkdml.errors import CheckpointError, CommunicationError, DataError, SetupError
+from sparkdml.errors import (
+    CheckpointError,
+    CommunicationError,
+    DataError,
+    ParameterError,
+    SetupError,
+)
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Chunk, Feed
 from sparkdml.feed.order import Ints
@@ -119,8 +125,8 @@ class Context:
         self._link.step = step
 
     def log(self, **values: float | int | str) -> None:
-        """Send values to the driver, where `on_event` sees them."""
-        self._link.event("log", values=values)
+        """Send numbers and short texts to the driver, where `on_event` sees them."""
+        self._link.event("log", values={name: _loggable(name, values[name]) for name in values})
 
     def event(self, kind: str, **fields: Any) -> None:
         self._link.event(kind, **fields)
@@ -179,3 +185,22 @@ class Context:
             # The rank that has the row is about to report it; this rank must not step without it.
             self._link.wait_for_the_end(timeout_seconds=60)
             raise CommunicationError(f"another rank has the row: {facts['problem']}")
+
+
+MAX_LOGGED_CHARACTERS = 10_000
+
+
+def _loggable(name: str, value: Any) -> Any:
+    """A value that JSON can carry; a tensor or array of one number counts as that number."""
+    if not isinstance(value, (bool, int, float, str, type(None))) and hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (ValueError, RuntimeError) as error:
+            raise ParameterError(
+                f"ctx.log({name}=...)", value, "a single number or a text", "Reduce it first"
+            ) from error
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise ParameterError(f"ctx.log({name}=...)", value, "a number or a text")
+    if isinstance(value, str) and len(value) > MAX_LOGGED_CHARACTERS:
+        return f"{value[:MAX_LOGGED_CHARACTERS]}…"
+    return value

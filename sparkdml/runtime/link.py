@@ -103,7 +103,8 @@ class Link:
             "step": self.step,
         }
         # The driver may be gone; then Spark's own report of the task is all that is left.
-        with contextlib.suppress(OSError), self._sending:
+        with contextlib.suppress(OSError, ValueError), self._sending:
+            self._send_events()  # the last words go first: after the failure nobody may listen
             self._wire.send(report)
 
     def done(self) -> None:
@@ -128,13 +129,16 @@ class Link:
             closing = self._closing
             try:
                 with self._sending:
-                    while self._events:
-                        self._wire.send(self._events.popleft())
+                    self._send_events()
                     self._wire.send({"type": "beat"})
             except (OSError, ValueError):
                 return  # losing the driver's collector never kills a run
             if closing:
                 return
+
+    def _send_events(self) -> None:
+        while self._events:
+            self._wire.send(self._events.popleft())
 
     def _receive_all(self) -> None:
         while (message := self._wire.receive()) is not None:

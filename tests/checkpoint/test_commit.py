@@ -308,12 +308,13 @@ def test_a_driver_on_another_host_is_judged_by_its_beats(url, monkeypatch):
     assert take_over(archive, sleep=lambda seconds: time.sleep(0.05))[0].outcome == "lost"
 
 
-def test_a_checkpoint_is_safe_even_if_older_ones_cant_be_removed(url, monkeypatch):
+@pytest.mark.parametrize("error", [CheckpointError("the store is gone"), RuntimeError("odd")])
+def test_a_checkpoint_is_safe_even_if_older_ones_cant_be_removed(url, monkeypatch, error):
     driver = Driver(url, keep=1)
     ranks = make_ranks(driver, url)
 
     def unreachable(keep, protected):
-        raise CheckpointError("the store is gone")
+        raise error
 
     monkeypatch.setattr(driver.archive, "prune", unreachable)
     with pytest.warns(UserWarning, match=r"step 10 is safe, but older ones could not be removed"):

@@ -89,6 +89,17 @@ def test_events_and_questions(endpoint, events):
     link.close()
 
 
+def test_last_words_come_before_the_failure(endpoint, events):
+    for rank in range(20):
+        link = join(endpoint, rank)
+        link.event("output", lines=["last words"])
+        link.failed(ValueError("a mistake"))
+        wait_for(endpoint.failure)
+        assert [m["lines"] for r, m in events if r == rank] == [["last words"]]
+        link.close()
+        endpoint.members.clear()
+
+
 def test_a_failure_has_rank_host_and_traceback(endpoint):
     link = join(endpoint, 1)
     try:

@@ -7,6 +7,7 @@ import threading
 import time
 import types
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -349,3 +350,21 @@ def test_a_module_that_workers_do_not_have(spark, monkeypatch):
     monkeypatch.setitem(sys.modules, ghost.__name__, ghost)
     with pytest.raises(dml.SetupError, match=r"No module named 'a_module_of_the_driver_alone'"):
         dml.run(ghost.answer, num_workers=1, spark=spark)
+
+
+def test_what_json_cannot_carry_is_refused_where_it_is_logged(spark):
+    def log(value):
+        def body(ctx):
+            ctx.log(value=value)
+
+        return body
+
+    heard = []
+    values = [3, 0.5, "text", torch.tensor(2.5), np.float32(1.5)]
+    for value in values:
+        dml.run(log(value), num_workers=1, spark=spark, on_event=lambda _, e: heard.append(e))
+    logged = [event["values"]["value"] for event in heard if event["kind"] == "log"]
+    assert logged == [3, 0.5, "text", 2.5, 1.5]
+    for value in (torch.zeros(3), {"a": 1}):
+        with pytest.raises(dml.ParameterError, match=r"ctx\.log\(value"):
+            dml.run(log(value), num_workers=1, spark=spark)

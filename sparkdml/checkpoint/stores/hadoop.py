@@ -91,6 +91,9 @@ class HadoopStore:
                 if self._fs.exists(folder):  # so it was a folder below, that someone else removed
                     raise OSError(f"{self.url} changed while it was listed") from error
             return []
+        except RuntimeError as error:
+            # How Hadoop's local file system says that a file went away while it was looked at.
+            raise OSError(f"{self.url} changed while it was listed: {error}") from error
         return sorted(name for name in found if name.startswith(prefix) and not is_temporary(name))
 
     def remove(self, name: str) -> None:

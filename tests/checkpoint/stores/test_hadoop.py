@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import traceback
 import uuid
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdml.checkpoint.stores.hadoop import HadoopStore
+from sparkdml.checkpoint.stores.retrying import is_transient
 from sparkdml.testing.store_contract import FailingChunks, OpenStore, StoreContract
 
 if TYPE_CHECKING:
@@ -88,6 +90,35 @@ def test_what_a_killed_writer_left_goes_with_the_object(hdfs: str, spark: SparkS
     store.remove("a/state")
     (left,) = statuses(store)
     assert left.startswith(".state2.")
+
+
+def test_a_file_that_goes_while_it_is_listed_is_worth_another_try(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    store = HadoopStore(spark, f"file://{tmp_path}/store")
+    store.write("a/state", [b"x"])
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            for number in range(20):
+                (tmp_path / "store" / "a" / f".state.{number:032}.partial").touch()
+            for number in range(20):
+                (tmp_path / "store" / "a" / f".state.{number:032}.partial").unlink()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(5):
+            try:
+                assert store.names() == ["a/state"]
+            except OSError as error:
+                if not is_transient(error):
+                    raise
+    finally:
+        over.set()
+        thread.join()
+    assert store.names() == ["a/state"]
 
 
 def test_the_spool_is_private_and_gone_afterwards(
