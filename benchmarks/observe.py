@@ -2,8 +2,9 @@
 
 The same fit with everything switched on (the Training tab with a live UI and the event log, a trace
 of all ranks, a tracker, workers' prints at the driver, verbose=2) and with everything off, in one
-process, in turns. The epochs count, without start-up. A second fit with everything off shows how
-far two equal runs lie apart; the first in turn changes.
+process, in turns. The epochs count, without start-up. In a third fit the collector, which hands out
+the events at the driver, stops for good soon after the start. Another one with everything off shows
+how far two equal runs lie apart; the first in turn changes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).resolve().parent / "results"
 AIM = 0.98
 EPOCHS = "all epochs"
-OFF, ON, CONTROL = "everything off", "everything on", "everything off, once more"
-FULL = Training("OB", "an MLP", 400_000, 32, 2, "mlp", batch_size=256, epochs=3)
+EVENTS_BEFORE_THE_STOP = 5
+OFF, CONTROL = "everything off", "everything off, once more"
+ON, STOPPED = "everything on", "everything on, the collector stops mid-run"
+FULL = Training("OB", "an MLP", 400_000, 32, 2, "mlp", batch_size=256, epochs=6)
 QUICK = Training("OB", "an MLP", 20_000, 32, 2, "mlp", batch_size=256, epochs=2)
 
 
@@ -64,11 +68,38 @@ class Counts:
         """Nothing is open."""
 
 
+class StopsTheCollector:
+    """An observer that takes some events, and then does not come back before the run is over."""
+
+    def __init__(self) -> None:
+        self.run_is_over = threading.Event()
+        self.num_events = 0
+
+    def handle(self, rank: int, event: dict[str, Any]) -> None:
+        self.num_events += 1
+        if self.num_events > EVENTS_BEFORE_THE_STOP:
+            self.run_is_over.wait()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class WatchedBy(dml.TorchEstimator):
+    """One more observer, before all others."""
+
+    first: StopsTheCollector | None = None
+
+    def _observers(self, spark: SparkSession) -> list[Any]:
+        others = super()._observers(spark)
+        return others if self.first is None else [self.first, *others]
+
+
 def make_model(width: int, classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, classes))
 
 
-def fit(spark: SparkSession, rows: DataFrame, work: Training, watch: bool) -> Measurement:
+def fit(spark: SparkSession, rows: DataFrame, work: Training, name: str) -> Measurement:
+    watch = name in (ON, STOPPED)
     spark.conf.set("spark.sparkdml.ui.enabled", "true" if watch else "false")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         watching: dict[str, Any] = {
@@ -77,7 +108,7 @@ def fit(spark: SparkSession, rows: DataFrame, work: Training, watch: bool) -> Me
             "logs": "driver",
             "verbose": 2,
         }
-        estimator = dml.TorchEstimator(
+        estimator = WatchedBy(
             model=partial(make_model, work.width, work.classes),
             loss=nn.CrossEntropyLoss(),
             optimizer=partial(torch.optim.SGD, lr=work.learning_rate),
@@ -89,6 +120,9 @@ def fit(spark: SparkSession, rows: DataFrame, work: Training, watch: bool) -> Me
             callbacks=[Speaks()],
             **(watching if watch else {"verbose": 0}),
         )
+        if name == STOPPED:
+            stops = estimator.first = StopsTheCollector()
+            release_after_run(spark, stops)
         load, started = os.getloadavg()[0], time.monotonic()
         with contextlib.redirect_stderr(io.StringIO()):
             fitted = estimator.fit(rows)
@@ -98,17 +132,29 @@ def fit(spark: SparkSession, rows: DataFrame, work: Training, watch: bool) -> Me
     return Measurement(seconds, int(last["rows"]), last["loss"], load)
 
 
+def release_after_run(spark: SparkSession, stops: StopsTheCollector) -> None:
+    """Once Spark has no job left: or the end of the fit would wait for the collector."""
+    status = spark.sparkContext.statusTracker()
+
+    def wait() -> None:
+        while stops.num_events <= EVENTS_BEFORE_THE_STOP or status.getActiveJobsIds():
+            time.sleep(0.2)
+        stops.run_is_over.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def measure(
     spark: SparkSession, rows: DataFrame, work: Training, rounds: int
 ) -> tuple[list[Round], bool]:
     """The rounds, and whether all runs ended with the same loss: watching changes nothing."""
-    names = [OFF, ON, CONTROL]
-    fit(spark, rows, work, watch=True)  # untimed: starts the Python workers, attaches the tab
+    names = [OFF, ON, CONTROL, STOPPED]
+    fit(spark, rows, work, ON)  # untimed: starts the Python workers, attaches the tab
     measured: list[Round] = []
     for number in range(rounds):
         first = number % len(names)
         order = names[first:] + names[:first]
-        entry: Round = {name: fit(spark, rows, work, watch=name == ON) for name in order}
+        entry: Round = {name: fit(spark, rows, work, name) for name in order}
         measured.append(entry)
         text = ", ".join(f"{entry[name].seconds[EPOCHS]:.1f}" for name in names)
         print(f"round {number + 1} of {rounds}: {text} s", file=sys.stderr)
@@ -150,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             spark.stop()
     lines = ["| | epochs, s | as fast as everything off |", "|---|---|---|"]
-    for name in (OFF, CONTROL, ON):
+    for name in (OFF, CONTROL, ON, STOPPED):
         spread = Spread.of(seconds_of(rounds, name, EPOCHS))
         assert spread is not None
         cell = f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})"

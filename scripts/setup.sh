@@ -6,6 +6,7 @@
 # TORCH_INDEX (an index with torch's CPU build), APT=no (never install system packages, not even as root on Debian).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/apt.sh
 source scripts/java.sh
 
 TORCH_VERSION=2.13.0
@@ -20,19 +21,6 @@ say() { echo "setup: $*"; }
 die() {
     echo "setup: $*" >&2
     exit 1
-}
-
-# Installs system packages where that is ours to do: as root, on Debian and its kin.
-apt_install() {
-    [[ "${APT:-yes}" != no && "$(id -u)" == 0 && -e /etc/debian_version ]] || return 1
-    command -v apt-get >/dev/null || return 1
-    say "running as root on Debian: apt-get install $*"
-    local output
-    if ! output="$({ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends "$@"; } 2>&1)"; then
-        say "apt-get could not do it: $(tail -n 1 <<<"$output")"
-        return 1
-    fi
 }
 
 done_before() { [[ -f "$stamps/$1" && "$(<"$stamps/$1")" == "$2" ]]; }

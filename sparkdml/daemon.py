@@ -9,11 +9,14 @@ import contextlib
 import numpy  # noqa: F401  # imported for the workers that are forked from here
 import pyarrow  # noqa: F401
 import pyspark.daemon
-import torch  # noqa: F401
+import torch
 
 import sparkdml.runtime.worker  # noqa: F401
 
 if __name__ == "__main__":
+    # The first optimizer of a process imports it, which takes a second or more.
+    import torch._dynamo  # noqa: F401
+
     with contextlib.suppress(ImportError):  # without Horovod, the torch backend serves
         import horovod.torch  # noqa: F401
     pyspark.daemon.manager()

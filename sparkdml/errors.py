@@ -43,12 +43,20 @@ class NotEnoughSlots(SetupError):
     """Fewer task slots than workers: a barrier job would wait for ever."""
 
 
+class DryRunError(SparkDMLError, RuntimeError):
+    """A few rows did not come through the model at the driver: the stage, the shapes, the cause."""
+
+
 class CheckpointError(SparkDMLError, RuntimeError):
     """A checkpoint can't be written, read, or gone on from; the message says how to go on."""
 
 
 class StoreError(CheckpointError):
     """The place of the checkpoints could not be reached, or would not do what was asked."""
+
+
+class ExportError(SparkDMLError, RuntimeError):
+    """A model can't be written in another format, or what was written computes something else."""
 
 
 class CommunicationError(SparkDMLError, RuntimeError):

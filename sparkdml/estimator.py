@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +14,17 @@ from pyspark.ml import Estimator
 from torch import nn
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
-from sparkdml.errors import DataError, ParameterError
-from sparkdml.feed.columns import Column, describe_columns
-from sparkdml.feed.feed import FeedPlan
+from sparkdml.dry_run import try_rows
+from sparkdml.errors import ParameterError
+from sparkdml.feed.columns import Column
+from sparkdml.feed.plan import FeedPlan
+from sparkdml.feed.planning import FeedWishes, plan_feed
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.observe.observers import Observer
 from sparkdml.observe.output_printer import OutputPrinter
 from sparkdml.observe.progress import Progress
+from sparkdml.observe.restart_warnings import RestartWarnings
 from sparkdml.observe.spark_ui import SparkUi
 from sparkdml.observe.stragglers import Stragglers
 from sparkdml.observe.timeline.observer import Timeline
@@ -33,14 +37,19 @@ from sparkdml.runtime.plan import Options
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.check import check_run
 from sparkdml.training.fit import Fit, Fitted
 from sparkdml.training.flat import check_parameters
 from sparkdml.training.job import TrainingJob
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module
 from sparkdml.training.training import Schedule
+from sparkdml.warm_start import starting_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_BUILDING = threading.Lock()
 
 
 class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersistence):
@@ -59,34 +68,54 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
     >>> fitted = estimator.fit(df)
     """
 
+    _model_class: type[TorchModel] = TorchModel
     _input_kwargs: dict[str, Any]  # what keyword_only puts there
 
     @keyword_only
     def __init__(
         self,
         *,
-        model: ModelSource | None = None,
+        model: ModelSource | Mapping[str, ModelSource] | None = None,
         loss: Callable[[Any, Any], torch.Tensor] | None = None,
-        optimizer: OptimizerSource | None = None,
+        step: Callable[[Any, Any, Any], Any] | None = None,
+        optimizer: OptimizerSource | Mapping[str, OptimizerSource] | None = None,
+        parameterGroups: Callable[[nn.Module], list[dict[str, Any]]] | None = None,
         featuresCol: str | Sequence[str] = "features",
         labelCol: str = "label",
+        weightCol: str | None = None,
         predictionCol: str = "prediction",
+        outputCols: Sequence[str] | None = None,
+        predict: Callable[[Any, Any], Any] | str | None = None,
+        output: str = "auto",
         batchSize: int = 64,
         epochs: int = 1,
         numWorkers: int | None = None,
         seed: int = 0,
         validation: float | str | None = None,
-        metrics: Mapping[str, Metric] | None = None,
+        stratifyCol: str | None = None,
+        samplingCol: str | None = None,
+        shuffle: bool = True,
+        dropLast: bool = False,
+        preprocess: Callable[[Any], Mapping[str, Any]] | None = None,
+        inputCols: Sequence[str] | None = None,
+        augment: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        collate: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        checkFinite: bool = False,
+        metrics: Mapping[str, Metric] | Sequence[str] | None = None,
         callbacks: Sequence[Callback] | None = None,
         strategy: Strategy | None = None,
+        warmStart: TorchModel | Mapping[str, torch.Tensor] | None = None,
+        gradientAccumulation: int = 1,
+        clipNorm: float | None = None,
+        precision: str = "float32",
+        compile: bool | Mapping[str, Any] = False,
+        syncBatchNorm: bool = False,
         checkpoint: Checkpoints | str | None = None,
         maxRestarts: int = 3,
         minWorkers: int = 1,
         replacementSeconds: float = 60.0,
-        shuffle: bool = True,
-        gradientAccumulation: int = 1,
-        clipNorm: float | None = None,
-        output: str = "auto",
+        onInterrupt: str = "raise",
+        dryRun: bool = False,
         cpusPerWorker: int | None = None,
         gpusPerWorker: int = 0,
         slotTimeout: float = 60.0,
@@ -103,14 +132,18 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
     def _fit(self, dataset: DataFrame) -> TorchModel:
         called = time.time()
         fit = self._prepare(dataset)
+        if self.value("dryRun"):
+            try_rows(fit)
         stragglers = Stragglers()
-        observers: list[Observer] = [stragglers, *self._observers(fit.spark)]
-        with watched(
-            fit.start(),
-            observers,
-            lambda: {"stragglers": [asdict(straggler) for straggler in stragglers.report()]},
-        ) as tell:
+        last_words: dict[str, Any] = {"stopped": None}
+
+        def end() -> dict[str, Any]:
+            slow = [asdict(straggler) for straggler in stragglers.report()]
+            return {**last_words, "stragglers": slow}
+
+        with watched(fit.start(), [stragglers, *self._observers(fit.spark)], end) as tell:
             fitted = fit.train(self.value("checkpoint"), tell)
+            last_words["stopped"] = fitted.result.stopped
         first = fitted.result.first_step_time
         history = History(
             fitted.result.history, fitted.result.stopped, first - called if first else None
@@ -118,7 +151,8 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return self._make_model(fit.module, fitted, history, fit.feed)
 
     def _observers(self, spark: SparkSession) -> list[Observer]:
-        progress = Progress(self.value("epochs"), self.value("verbose"))
+        verbose = self.value("verbose")
+        progress = Progress(self.value("epochs"), verbose) if verbose else RestartWarnings()
         observers: list[Observer] = [progress, SparkUi(spark)]
         if self.value("timeline") is not None:
             observers.append(Timeline(self.value("timeline")))
@@ -133,14 +167,19 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         spark = find_session(dataset)
         module = self._build_module()
         strategy: Strategy = self.value("strategy")
+        job = TrainingJob(
+            replace(self._plan_task(), warm_start=starting_state(self.value("warmStart"), module)),
+            self._plan_schedule(),
+            strategy,
+            tuple(self.value("callbacks")),
+        )
+        check_run(job.task, module, job.callbacks, strategy, job.schedule.validates)
         return Fit(
             spark=spark,
             dataset=dataset,
             module=module,
             feed=self._plan_feed(dataset, module),
-            job=TrainingJob(
-                self._plan_task(), self._plan_schedule(), strategy, tuple(self.value("callbacks"))
-            ),
+            job=job,
             options=Options(
                 num_workers=self.value("numWorkers"),
                 resources=find_resources(
@@ -155,16 +194,18 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
                 heartbeat_timeout=self.value("heartbeatTimeout"),
                 forwards_output=self.value("logs") == "driver",
                 timeline=self.value("timeline") is not None,
+                keeps_on_interrupt=self.value("onInterrupt") == "stop-and-keep",
                 name=f"sparkdml: fit {type(module).__name__}",
             ),
         )
 
     def _build_module(self) -> nn.Module:
         """The module at the driver: finds out most mistakes before any job."""
-        for name in ("model", "loss", "optimizer"):
+        for name in ("model", "optimizer"):
             if not self.isDefined(name):
                 raise ParameterError(name, None, "given", f"Pass {name}= to TorchEstimator.")
-        with torch.random.fork_rng(devices=[]):
+        # CrossValidator may fit on several threads, and torch's random state is everybody's.
+        with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.value("seed"))
             module = build_module(self.value("model"))
         check_parameters(module, [p for p in module.parameters() if p.requires_grad])
@@ -174,13 +215,25 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         floating = str(next(module.parameters()).dtype).removeprefix("torch.")
         if floating not in ("float32", "float64"):
             floating = "float32"  # numpy has no bfloat16; the task casts
-        names = [*self.feature_columns(), self.value("labelCol")]
-        columns = describe_columns(dataset.schema, list(dict.fromkeys(names)))
-        validation = self.value("validation")
-        if isinstance(validation, str):
-            check_boolean(dataset, validation)
-        return FeedPlan(
-            tuple(column.cast(floating) for column in columns), self.value("seed"), validation
+        return plan_feed(
+            dataset.schema,
+            FeedWishes(
+                features=self.feature_columns(),
+                label=self.label_column(),
+                weight=self.value("weightCol"),
+                is_step=self.value("step") is not None,
+                floating=floating,
+                seed=self.value("seed"),
+                validation=self.value("validation"),
+                stratify=self.value("stratifyCol"),
+                sampling=self.value("samplingCol"),
+                preprocess=self.value("preprocess"),
+                inputs=self.value("inputCols"),
+                collate=self.value("collate"),
+                augment=self.value("augment"),
+                drop_last=self.value("dropLast"),
+                check_finite=self.value("checkFinite"),
+            ),
         )
 
     def _plan_task(self) -> TaskPlan:
@@ -189,10 +242,16 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             loss=self.value("loss"),
             optimizer=self.value("optimizer"),
             features=tuple(self.feature_columns()),
-            label=self.value("labelCol"),
+            label=self.label_column(),
             metrics=self.value("metrics"),
             batch_size=self.value("batchSize"),
             clip_norm=self.value("clipNorm"),
+            step=self.value("step"),
+            weight=self.value("weightCol"),
+            parameter_groups=self.value("parameterGroups"),
+            precision=self.value("precision"),
+            compile=self.value("compile"),
+            sync_batch_norm=self.value("syncBatchNorm"),
         )
 
     def _plan_schedule(self) -> Schedule:
@@ -212,23 +271,18 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         feed: FeedPlan,
     ) -> TorchModel:
         columns: dict[str, Column] = {column.name: column for column in feed.columns}
-        model = TorchModel._make(
+        model: TorchModel = self._model_class._make(
             module=module,
             source=self.value("model"),
             weights=fitted.result.weights,
             loss=self.value("loss"),
             metrics=self.value("metrics"),
-            features=tuple(columns[name] for name in self.feature_columns()),
+            features=tuple(columns[n] for n in self.feature_columns() if n in columns),
             output_shape=fitted.output_shape,
             history=history,
+            step=self.value("step"),
+            loss_names=self._plan_task().loss_names,
+            inputs=feed.inputs,
         )
         model._resetUid(self.uid)
         return self._copyValues(model)
-
-
-def check_boolean(dataset: DataFrame, name: str) -> None:
-    kinds = {field.name: field.dataType.simpleString() for field in dataset.schema.fields}
-    if name not in kinds:
-        raise DataError(f"no column {name!r} for validation=: there is {', '.join(kinds)}")
-    if kinds[name] != "boolean":
-        raise DataError(f"the validation column {name!r} is {kinds[name]}, not boolean: cast it")

@@ -50,7 +50,9 @@ class History(Sequence[dict[str, float]]):
 
     def __getattr__(self, name: str) -> list[float]:
         """A column by its name: `history.val_loss`."""
-        if name.startswith("_") or name not in self.columns:
+        if name.startswith("_"):  # also asked for while it is unpickled, when there are no rows yet
+            raise AttributeError(name)
+        if name not in self.columns:
             raise AttributeError(f"the history has no {name!r}: it has {', '.join(self.columns)}")
         return [row[name] for row in self._rows]
 

@@ -3,39 +3,64 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
+from pyspark import cloudpickle
 from pyspark.ml import Model
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructField, StructType
-from torch import nn
+from torch import Tensor, nn
 
-from sparkdml.errors import DataError
-from sparkdml.feed.columns import Column, describe_columns
+from sparkdml.errors import DataError, ParameterError
+from sparkdml.feed.columns import Column
+from sparkdml.feed.plan import FeedPlan
 from sparkdml.history import History
+from sparkdml.inference.apply import add_predictions, make_udf
+from sparkdml.inference.choice import choose_columns
+from sparkdml.inference.evaluation import evaluate
+from sparkdml.inference.loading import ShippedModel
+from sparkdml.inference.outputs import SINGLE, Encoder, Output
+from sparkdml.inference.predictor import PredictionPlan
+from sparkdml.inference.probe import find_outputs
+from sparkdml.inference.reading import plan_inputs, plan_reading
+from sparkdml.inference.structure import Inseparable, fill, make_skeleton
+from sparkdml.inference.weights import Weights
 from sparkdml.params import PredictionParams
 from sparkdml.persistence import ModelPersistence
-from sparkdml.predict import ModelSpec, evaluate_batches, predict_batches
-from sparkdml.training.job import load_weights
+from sparkdml.runtime.api import find_session
+from sparkdml.training.forward import OutputShape
+from sparkdml.training.modules import Modules
 from sparkdml.training.objective import CLASS_INDEX, LossFunction
-from sparkdml.training.task import Metric, ModelSource, Totals
+from sparkdml.training.plan import Metric, ModelSource, StepFunction, TaskPlan
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class TorchModel(Model, PredictionParams, ModelPersistence):
-    """What `TorchEstimator.fit` returns. `transform` adds `predictionCol`, streaming by Arrow."""
+    """What `TorchEstimator.fit` returns.
+
+    `transform` adds `predictionCol`, or `outputCols`; only the columns that the model reads travel
+    to Python, and each row is predicted once. Where Spark gives its tasks a GPU, it runs there.
+
+    Weights of more than some megabytes are a file, at the driver and on the workers, which maps it:
+    Spark copies it to a host once. On Spark Connect it travels as an artifact of the session.
+    """
 
     history: History
-    _module: nn.Module
     _source: ModelSource
-    _weights: bytes
-    _loss: LossFunction
-    _metrics: dict[str, Metric]
+    _weights: Weights
+    _loss: LossFunction | None
+    _step: StepFunction | None
+    _metrics: Mapping[str, Metric] | Sequence[str]
+    _loss_names: tuple[str, ...]
     _features: tuple[Column, ...]
-    _output_shape: list[int]
+    _inputs: tuple[Column, ...]
+    _output_shape: OutputShape | None
+    _probed: tuple[Any, tuple[Output, ...]] | None  # the value of predict, and what it returned
+    _skeleton: nn.Module | None
+    _own_module: nn.Module | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,99 +71,222 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         cls,
         module: nn.Module,
         source: ModelSource,
-        weights: bytes,
-        loss: LossFunction,
-        metrics: dict[str, Metric],
+        weights: Weights | bytes | Mapping[str, Tensor],
+        loss: LossFunction | None,
+        metrics: Mapping[str, Metric] | Sequence[str],
         features: tuple[Column, ...],
-        output_shape: list[int],
+        output_shape: OutputShape | None,
         history: History,
-    ) -> TorchModel:
+        step: StepFunction | None = None,
+        loss_names: tuple[str, ...] = (),
+        inputs: tuple[Column, ...] = (),
+    ) -> Any:
+        """`module` is only looked at for its structure; `inputs` is what preprocess was given."""
         model = cls()
-        model._module = load_weights(copy.deepcopy(module), weights).eval()
-        model._source, model._weights = source, weights
-        model._loss, model._metrics = loss, metrics
-        model._features, model._output_shape = features, output_shape
+        model._source, model._weights = source, Weights.of(weights)
+        model._loss, model._step, model._loss_names = loss, step, loss_names
+        model._metrics, model._features, model._inputs = metrics, features, inputs
+        model._output_shape, model._probed = output_shape, None
         model.history = history
+        model._skeleton = model._own_module = None
+        try:
+            model._skeleton = make_skeleton(module)
+        except Inseparable:
+            model._own_module = copy.deepcopy(module)
+            model._own_module.load_state_dict(model._weights.state())
+            model._own_module.eval()
         return model
 
     @property
     def module(self) -> nn.Module:
         """The trained nn.Module, in eval mode, on the CPU."""
-        return self._module
+        if self._own_module is None:
+            assert self._skeleton is not None
+            self._own_module = fill(self._skeleton, self._weights.state()).eval()
+        return self._own_module
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """The mean loss and metrics over the rows of a DataFrame."""
-        features = self._checked_features(dataset)
-        label = describe_columns(dataset.schema, [self.value("labelCol")])[0]
-        label = label.cast(self._floating)
-        names = list(dict.fromkeys([*(column.name for column in features), label.name]))
-        function = partial(evaluate_batches, self._spec(features), self._loss, self._metrics, label)
-        rows = dataset.select(*(f"`{name}`" for name in names)).mapInArrow(
-            function, "stats array<double>"
-        )
-        totals = Totals()
-        for row in rows.collect():
-            totals += Totals.of(row.stats)
-        if not totals.rows:
-            raise DataError("the data has no rows, so there is nothing to evaluate")
-        return totals.means(self._metrics)
+        """The mean loss and metrics over the rows of a DataFrame; with step=, what it declares."""
+        feed = self._reading(dataset, with_targets=True)
+        return evaluate(dataset, self._plan(find_session(dataset), feed, ()), self._task())
+
+    def udf(self, column: str | None = None, spark: SparkSession | None = None) -> Any:
+        """The model as a function of columns, for SQL and for `select`.
+
+        Its arguments are the columns that the model reads, in the order of `featuresCol` (or of
+        `inputCols`, with preprocess). `column` is one of those that `transform` adds; without it,
+        the prediction, or with `outputCols` a struct of all of them.
+
+        >>> spark.udf.register("predict", fitted.udf())
+        >>> spark.sql("SELECT id, predict(features) FROM visits")
+        """
+        from pyspark.sql import SparkSession as Session
+
+        session = spark or Session.active()
+        columns = self._columns(self._known_outputs())
+        names = [name for name, _ in columns]
+        wanted = column
+        if column is None and self.value("predictionCol") in names:
+            wanted = self.value("predictionCol")
+        if wanted is not None:
+            if wanted not in names:
+                raise ParameterError("column", wanted, f"one of {', '.join(names)}")
+            columns = (columns[names.index(wanted)],)
+        feed = plan_inputs(self, self._features, self._inputs, self._floating)
+        return make_udf(self._plan(session, feed, columns))
+
+    def save_onnx(
+        self, path: str | os.PathLike[str], example: Any, tolerance: float = 1e-4, **options: Any
+    ) -> None:
+        """Write the module as ONNX, run it by onnxruntime, and compare: see `export.save_onnx`."""
+        from sparkdml.export import save_onnx
+
+        save_onnx(self, path, example, tolerance, **options)
+
+    def save_exported(
+        self, path: str | os.PathLike[str], example: Any, tolerance: float = 1e-5
+    ) -> None:
+        """Write the module by torch.export, load it, and compare: see `export.save_exported`."""
+        from sparkdml.export import save_exported
+
+        save_exported(self, path, example, tolerance)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        features = self._checked_features(dataset)
-        name = self.value("predictionCol")
-        if name in dataset.columns:
+        return add_predictions(dataset, [self._prediction_plan(dataset)])
+
+    def _prediction_plan(self, dataset: DataFrame) -> PredictionPlan:
+        spark = find_session(dataset)
+        feed = self._reading(dataset, with_targets=False)
+        if self.value("predict") is None and self._output_shape is not None:
+            outputs = self._known_outputs()
+        else:
+            self._check_predict()
+            if self._found_outputs is None:
+                found = find_outputs(dataset, self._plan(spark, feed, ()))
+                self._probed = (self.value("predict"), found)
+            outputs = self._known_outputs()
+        return self._plan(spark, feed, self._columns(outputs))
+
+    def _known_outputs(self) -> tuple[Output, ...]:
+        """What the model returns for a row, as far as that is known without running it."""
+        if self.value("predict") is None and self._output_shape is not None:
+            kind = self._floating
+            if isinstance(self._output_shape, dict):
+                shapes = self._output_shape.items()
+                return tuple(Output(name, tuple(shape), kind) for name, shape in shapes)
+            return (Output(SINGLE, tuple(self._output_shape), kind),)
+        if self._found_outputs is None:
+            self._check_predict()
             raise DataError(
-                f"the DataFrame has a column {name!r} already: drop it, or set predictionCol"
+                "what predict= returns is not known before transform was called: call it once on "
+                "a DataFrame with some rows"
             )
-        schema = StructType([*dataset.schema.fields, StructField(name, self._prediction_type())])
-        kind: Literal["raw", "class"] = "class" if self._predicts_class() else "raw"
-        return dataset.mapInArrow(
-            partial(predict_batches, self._spec(features), name, kind), schema
+        return self._found_outputs
+
+    @property
+    def _found_outputs(self) -> tuple[Output, ...] | None:
+        """What a run of `predict` returned; another function may return other things."""
+        if self._probed is None or self._probed[0] is not self.value("predict"):
+            return None
+        return self._probed[1]
+
+    def _check_predict(self) -> None:
+        names = list(self._skeleton_or_module) if self._has_several else []
+        predict = self.value("predict")
+        if predict is None and names:
+            raise ParameterError(
+                "predict",
+                None,
+                f"a function (modules, batch) -> outputs, or one of {', '.join(names)}",
+                "There are several modules, and transform must know what to compute: "
+                "fitted.setPredict(…).",
+            )
+        if isinstance(predict, str) and predict not in names:
+            allowed = f"one of {', '.join(names)}" if names else "a function (module, batch)"
+            raise ParameterError("predict", predict, f"{allowed}, since it names a module")
+
+    def _columns(self, outputs: tuple[Output, ...]) -> tuple[tuple[str, Encoder], ...]:
+        """The columns that transform adds, and how each is made."""
+        return choose_columns(
+            outputs,
+            self.value("predictionCol"),
+            self.value("outputCols"),
+            self.value("output"),
+            isinstance(self._loss, CLASS_INDEX),
         )
 
-    def _checked_features(self, dataset: DataFrame) -> tuple[Column, ...]:
-        """The feature columns of this DataFrame, read as they were in training."""
-        found = describe_columns(dataset.schema, self.feature_columns())
-        for column, trained in zip(found, self._features, strict=True):
-            if column.is_floating != trained.is_floating or (column.depth != trained.depth):
-                raise DataError(
-                    f"column {column.name!r} is {_describe(column)}, but the model was trained on "
-                    f"{_describe(trained)}"
-                )
-        return tuple(column.cast(self._floating) for column in found)
+    def _reading(self, dataset: DataFrame, with_targets: bool) -> FeedPlan:
+        return plan_reading(
+            self, dataset.schema, self._features, self._floating, with_targets, self._step is None
+        )
+
+    def _plan(
+        self, spark: SparkSession, feed: FeedPlan, columns: tuple[tuple[str, Encoder], ...]
+    ) -> PredictionPlan:
+        names = [column.name for column in (*feed.inputs, *feed.columns)]
+        structure = self._structure()
+        return PredictionPlan(
+            model=ShippedModel(
+                self._weights.ship(spark), structure, self._source if structure is None else None
+            ),
+            inputs=tuple(dict.fromkeys(names)),
+            feed=feed,
+            features=tuple(self.feature_columns()),
+            predict=self.value("predict"),
+            batch_size=self.value("batchSize"),
+            columns=columns,
+        )
+
+    def _task(self) -> TaskPlan:
+        """As it was in training, for what evaluate needs of it."""
+        is_step = self._step is not None
+        return TaskPlan(
+            model=self._source,
+            loss=self._loss,
+            optimizer=dict.fromkeys(self._loss_names, torch.optim.SGD) or torch.optim.SGD,
+            features=tuple(self.feature_columns()),
+            label=None if is_step and not self.isSet("labelCol") else self.value("labelCol"),
+            metrics=self._metrics,
+            batch_size=max(1024, self.value("batchSize")),
+            step=self._step,
+            weight=self.value("weightCol"),
+        )
+
+    def _structure(self) -> bytes | None:
+        """The skeleton as it is shipped; None where only the source can be."""
+        if self._skeleton is None:
+            return None
+        try:
+            structure: bytes = cloudpickle.dumps(self._skeleton)  # type: ignore[no-untyped-call]
+        except Exception:  # parametrized modules refuse, and others may raise anything
+            return None
+        return structure
+
+    @property
+    def _skeleton_or_module(self) -> Any:
+        return self._own_module if self._skeleton is None else self._skeleton
+
+    @property
+    def _has_several(self) -> bool:
+        return isinstance(self._skeleton_or_module, Modules)
 
     @property
     def _floating(self) -> str:
-        kind = str(next(self._module.parameters()).dtype).removeprefix("torch.")
+        kinds = (p.dtype for p in self._skeleton_or_module.parameters())
+        kind = str(next(kinds, torch.float32)).removeprefix("torch.")
         return kind if kind in ("float32", "float64") else "float32"
 
-    def _predicts_class(self) -> bool:
-        wanted = self.value("output")
-        if wanted == "auto":
-            return isinstance(self._loss, CLASS_INDEX) and len(self._output_shape) == 1
-        if wanted == "class" and not self._output_shape:
-            raise DataError("output='class' needs a model with one output for each class")
-        return bool(wanted == "class")
 
-    def _prediction_type(self) -> DataType:
-        shape = self._output_shape[:-1] if self._predicts_class() else self._output_shape
-        if shape in ([], [1]):
-            return DoubleType()
-        kind: DataType = FloatType()
-        for _ in shape:
-            kind = ArrayType(kind, containsNull=False)
-        return kind
+def transform_with(models: Sequence[TorchModel], dataset: DataFrame) -> DataFrame:
+    """What `transform` of each adds, in one pass: rows travel to Python once, not once a model.
 
-    def _spec(self, features: tuple[Column, ...]) -> ModelSpec:
-        digest = hashlib.sha256(self._weights).hexdigest()
-        return ModelSpec(
-            key=f"{self.uid}-{digest}",
-            model=self._source,
-            weights=self._weights,
-            features=features,
-            batch_size=max(1024, self.value("batchSize")),
-        )
-
-
-def _describe(column: Column) -> str:
-    return f"{column.kind} of {column.dtype}" + (f" (depth {column.depth})" * (column.depth > 1))
+    >>> dml.transform_with([churn.setPredictionCol("churn"), value], customers)
+    """
+    if not models:
+        raise ParameterError("models", list(models), "at least one fitted model")
+    for model in models:
+        if not isinstance(model, TorchModel):
+            raise ParameterError(
+                "models", type(model).__name__, "a list of fitted models of sparkdml"
+            )
+    return add_predictions(dataset, [model._prediction_plan(dataset) for model in models])

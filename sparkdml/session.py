@@ -6,12 +6,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from sparkdml.errors import ParameterError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+DAEMON = "spark.python.daemon.module"
 SETTINGS = {
     # Python workers are forked from a process that has torch already: a second less each.
-    "spark.python.daemon.module": "sparkdml.daemon",
+    DAEMON: "sparkdml.daemon",
     # Two progress bars on one line would overwrite each other.
     "spark.ui.showConsoleProgress": "false",
     # After a loss, Spark looks for free slots every 15 s by default.
@@ -19,18 +22,42 @@ SETTINGS = {
 }
 
 
-def session_builder(app_name: str = "sparkdml", master: str | None = None) -> SparkSession.Builder:
+def session_builder(
+    app_name: str = "sparkdml", master: str | None = None, *, remote: str | None = None
+) -> SparkSession.Builder:
     """A `SparkSession.builder` with settings under which workers start fast.
 
     The workers get the driver's own Python unless PYSPARK_PYTHON says otherwise. `master=None`
     leaves it to spark-submit, or to `local[*]`. Whatever you set on the builder afterwards wins.
+
+    `remote` is for Spark Connect: "sc://host:port", or "local[2]" for a server that pyspark starts
+    itself. A server that runs already has its settings; one that is started gets these.
     """
     from pyspark.sql import SparkSession
 
+    if remote is not None and master is not None:
+        raise ParameterError(
+            "remote", remote, f"None where master is given ({master!r})", "Give one of the two."
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    for key, value in SETTINGS.items():
-        builder = builder.config(key, value)
+    if remote is not None:
+        builder = builder.remote(remote)
+    if remote is None or remote.startswith("local"):
+        for key, value in SETTINGS.items():
+            if key != DAEMON or _is_installed():
+                builder = builder.config(key, value)
     return builder
+
+
+def _is_installed() -> bool:
+    """Whether executors find sparkdml when they start Python, and not only once a task runs.
+
+    What came by `--py-files` is unpacked or zipped in a folder that the daemon does not know.
+    """
+    import sparkdml
+
+    home = str(sparkdml.__file__)
+    return ".zip" + os.sep not in home and "userFiles-" not in home

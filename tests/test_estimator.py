@@ -283,49 +283,6 @@ def test_progress_is_said_in_lines_where_there_is_no_terminal(rows, capsys):
 # -- bad input ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model": 3}, "model must be an nn.Module, or a function"),
-        ({"model": lambda: 3}, "model must be an nn.Module"),
-        ({"model": nn.ReLU}, "at least one trainable parameter"),
-        ({"loss": "mse"}, "loss must be a function"),
-        ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, r"functools.partial\("),
-        ({"batchSize": 0}, "batchSize must be a whole number of at least 1 but got 0"),
-        ({"epochs": 1.5}, "epochs must be a whole number"),
-        ({"numWorkers": -1}, "numWorkers must be a whole number of at least 1"),
-        ({"validation": 1.5}, "validation must be a fraction between 0 and 1"),
-        ({"clipNorm": 0}, "clipNorm must be a number above 0"),
-        ({"metrics": {"loss": len}}, "metrics must be named otherwise"),
-        ({"callbacks": [3]}, "callbacks must be a list of dml.Callback"),
-        ({"strategy": "ring"}, "strategy must be a strategy"),
-        ({"output": "probability"}, "output must be one of 'auto', 'raw', 'class'"),
-        ({"featuresCol": []}, "featuresCol must be a column's name, or a list"),
-        ({"heartbeatTimeout": 0}, "heartbeatTimeout must be"),
-    ],
-)
-def test_bad_params(rows, changes, words):
-    with pytest.raises(dml.ParameterError, match=words):
-        make_estimator(**changes).fit(rows)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"featuresCol": "feature"}, "no column 'feature': the DataFrame has features, label"),
-        ({"labelCol": "y"}, "no column 'y'"),
-        ({"validation": "is_test"}, "no column 'is_test' for validation="),
-        ({"validation": "label"}, "validation column 'label' is bigint, not boolean"),
-    ],
-)
-def test_bad_columns_are_found_before_any_job(rows, changes, words, monkeypatch):
-    monkeypatch.setattr(
-        "sparkdml.training.fit.launch", lambda *_: pytest.fail("a run was launched")
-    )
-    with pytest.raises(dml.DataError, match=words):
-        make_estimator(**changes).fit(rows)
-
-
 def test_a_shape_error_comes_with_rank_and_traceback(rows):
     with pytest.raises(dml.WorkerError, match="mat1 and mat2 shapes") as raised:
         make_estimator(model=lambda: nn.Linear(5, 3)).fit(rows)

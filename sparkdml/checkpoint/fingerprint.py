@@ -99,6 +99,8 @@ def data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 def _listed_files(df: DataFrame) -> dict[str, list[int]]:
     """Sizes and times of files that Spark has listed already: no call to the file system."""
     files: dict[str, list[int]] = {}
+    if not hasattr(df, "_jdf"):
+        return files  # Spark Connect: what the server has listed, it does not tell
     leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
     for index in range(leaves.size()):
         leaf = leaves.apply(index)

@@ -19,6 +19,7 @@ from sparkdml.checkpoint.lease import take_over, this_driver
 from sparkdml.checkpoint.manifest import Manifest, Submission
 from sparkdml.errors import CheckpointError
 from sparkdml.runtime import preflight
+from sparkdml.runtime.cluster import find_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,10 +42,11 @@ def open_run(
     replay_from: Manifest | None = None,
 ) -> Iterator[CheckpointedRun]:
     """Claims the place for this driver until the end of the block."""
-    sc = spark.sparkContext
+    cluster = find_cluster(spark)
     with checkpoints.open(spark) as access:
-        preflight.check_relay(dict(sc.getConf().getAll()), access.needs_relay, access.url)
-        host = preflight.driver_host(sc)
+        settings = preflight.read_settings(cluster.setting)
+        preflight.check_relay(settings, access.needs_relay, access.url)
+        host = cluster.driver_host()
         run = CheckpointedRun(checkpoints, access, plan, data, host, on_event, replay_from)
         try:
             yield run

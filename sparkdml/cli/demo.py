@@ -195,5 +195,5 @@ def print_next_steps() -> None:
         "  sparkdml demo --backend torch   the same through torch.distributed\n"
         "  python examples/digits.py       the same as a short script (in a checkout)\n"
         "  sparkdml doctor --master URL    is your cluster ready?\n"
-        "  docs/getting-started.md         your own model on your own DataFrame"
+        "  docs/tutorial.md                your own model on your own DataFrame"
     )

@@ -8,6 +8,10 @@ from contextlib import contextmanager
 
 from sparkdml.comm.base import World
 
+# Horovod's own defaults, said aloud: initialised again in a process, it would keep the value that
+# our communicator used there, and ranks that disagree on it crash.
+HOROVOD_DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 << 20)}
+
 
 def process_environment(world: World) -> dict[str, str]:
     """All that a bare `hvd.init()` or `init_process_group()` needs to find this rank's peers."""
@@ -25,6 +29,7 @@ def _horovod(world: World) -> dict[str, str]:
         "HOROVOD_HOSTNAME": world.hosts[world.rank],
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
+        **{name: os.environ.get(name, value) for name, value in HOROVOD_DEFAULTS.items()},
     }
     if world.kv_port:
         variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = world.rendezvous_host

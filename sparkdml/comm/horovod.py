@@ -14,7 +14,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import Communicator, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
-from sparkdml.comm.environment import process_environment, temporary_environment
+from sparkdml.comm.environment import (
+    HOROVOD_DEFAULTS,
+    process_environment,
+    temporary_environment,
+)
 from sparkdml.comm.horovod_work import HorovodWork, Names, communication_errors
 from sparkdml.comm.torch import ARRIVAL_TIMEOUT_SECONDS, TorchCommunicator
 from sparkdml.comm.torch_groups import connect_store, make_groups
@@ -187,6 +191,11 @@ def _import_horovod() -> Any:
     return hvd
 
 
+def _is_the_users(name: str) -> bool:
+    """Whether it was set by anybody but `process_environment`, which says Horovod's defaults."""
+    return name in os.environ and os.environ[name] != HOROVOD_DEFAULTS.get(name)
+
+
 _tuned_so_far: set[str] = set()
 
 
@@ -197,8 +206,8 @@ def _initialise(hvd: Any, world: World) -> None:
             "process, so a second time would crash it. Unset HOROVOD_CYCLE_TIME, or set "
             "spark.python.worker.reuse=false."
         )
-    settings = {name: value for name, value in SETTINGS.items() if name not in os.environ}
-    with temporary_environment({**settings, **process_environment(world)}):
+    settings = {name: value for name, value in SETTINGS.items() if not _is_the_users(name)}
+    with temporary_environment({**process_environment(world), **settings}):
         _tuned_so_far.update(name for name in TUNED if name in os.environ)
         try:
             hvd.init()

@@ -1,11 +1,13 @@
 """Which columns can become tensors, and how: Spark types at the driver, Arrow in the worker.
 
 Types are kept: an int64 id stays an int64 id, whatever its size. Only floating-point columns may be
-cast, and only where the caller names the type (an estimator asks for its module's own).
+cast, and only where the caller names the type (an estimator asks for its module's own). Columns of
+any other type are read only by a `preprocess` function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdml.errors import DataError
+from sparkdml.feed.ragged_array import RaggedArray
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-Kind = Literal["scalar", "array", "vector"]
+Kind = Literal["scalar", "array", "vector", "other"]
 
 _NUMPY_TYPE = {
     "boolean": "bool",
@@ -30,8 +33,9 @@ _NUMPY_TYPE = {
 }
 
 _FIXES = {
-    "string": "index it first (StringIndexer), or leave the column out",
-    "binary": "decode it to an array of numbers first",
+    "string": "index it first (StringIndexer), turn it into numbers in preprocess=, or leave the "
+    "column out",
+    "binary": "decode it to an array of numbers first, for instance in preprocess=",
     "date": "turn it into a number first, for instance with datediff",
     "timestamp": "turn it into a number first, for instance with unix_timestamp",
     "timestamp_ntz": "turn it into a number first, for instance with unix_timestamp",
@@ -49,6 +53,7 @@ class Column:
     kind: Kind
     dtype: str  # numpy's name of the tensor's type
     depth: int = 0  # nested arrays: array<float> 1, array<array<float>> 2
+    ragged: bool = False  # whether its rows may differ in length
 
     @property
     def is_floating(self) -> bool:
@@ -67,6 +72,27 @@ def describe_columns(schema: StructType, names: list[str]) -> list[Column]:
         if name not in known:
             raise DataError(f"no column {name!r}: the DataFrame has {', '.join(known) or 'none'}")
         columns.append(_describe(name, known[name].dataType))
+    return columns
+
+
+def describe_inputs(schema: StructType, names: list[str]) -> list[Column]:
+    """The columns that `preprocess` is given: of any type that Spark can hash."""
+    known = {field.name: field.dataType for field in schema.fields}
+    columns = []
+    for name in names:
+        if name not in known:
+            raise DataError(
+                f"no column {name!r} for inputCols=: the DataFrame has {', '.join(known) or 'none'}"
+            )
+        try:
+            columns.append(_describe(name, known[name]))
+        except DataError:
+            if "map<" in known[name].simpleString():
+                raise DataError(
+                    f"column {name!r} in inputCols has the type {known[name].simpleString()}, and "
+                    "rows are placed by a hash, which Spark has none of for maps: use map_entries"
+                ) from None
+            columns.append(Column(name, "other", "object"))
     return columns
 
 
@@ -89,14 +115,16 @@ def _describe(name: str, kind: DataType) -> Column:
     return Column(name, "array" if depth else "scalar", _NUMPY_TYPE[simple], depth)
 
 
+def to_values(column: Column, values: pa.Array, batch: pa.RecordBatch) -> np.ndarray | RaggedArray:
+    """One Arrow column as the feed moves it."""
+    if column.ragged:
+        return to_ragged(column, values, batch)
+    return to_numpy(column, values, batch)
+
+
 def to_numpy(column: Column, values: pa.Array, batch: pa.RecordBatch) -> np.ndarray:
     """One Arrow column as an array whose first dimension is the row; without a copy if it can."""
-    if values.null_count:
-        row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(
-            f"column {column.name!r} is null in the row {show_row(batch, row)}. Drop such rows or "
-            f"fill them: df.na.drop(subset=[{column.name!r}])"
-        )
+    _refuse_nulls(column, values, batch)
     if column.kind == "vector":
         array = _vectors(column, values, batch)
     else:
@@ -104,25 +132,66 @@ def to_numpy(column: Column, values: pa.Array, batch: pa.RecordBatch) -> np.ndar
     return array if array.dtype == column.dtype else array.astype(column.dtype)
 
 
-def _unnest(column: Column, values: pa.Array, batch: pa.RecordBatch, depth: int) -> np.ndarray:
-    """Nested lists of equal lengths as one array of shape (rows, length, …)."""
+def to_ragged(column: Column, values: pa.Array, batch: pa.RecordBatch) -> RaggedArray:
+    """One Arrow column of lists of any length; what is in them has one shape."""
+    _refuse_nulls(column, values, batch)
+    offsets = values.offsets.to_numpy().astype(np.int64)
+    offsets = offsets - offsets[0]
+
+    def row_of(element: int) -> int:
+        return int(np.searchsorted(offsets, element, side="right")) - 1
+
+    elements = values.flatten()
+    if elements.null_count:
+        element = int(np.flatnonzero(elements.is_null().to_numpy(zero_copy_only=False))[0])
+        raise _inner_null(column, batch, row_of(element))
+    array = _unnest(column, elements, batch, column.depth - 1, row_of)
+    if array.dtype != column.dtype:
+        array = array.astype(column.dtype)
+    return RaggedArray(array, offsets)
+
+
+def _refuse_nulls(column: Column, values: pa.Array, batch: pa.RecordBatch) -> None:
+    if values.null_count:
+        row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(
+            f"column {column.name!r} is null in the row {show_row(batch, row)}. Drop such rows or "
+            f"fill them: df.na.drop(subset=[{column.name!r}])"
+        )
+
+
+def _inner_null(column: Column, batch: pa.RecordBatch, row: int) -> DataError:
+    return DataError(
+        f"column {column.name!r} has a null inside the array in the row {show_row(batch, row)}. "
+        "Drop or fill such rows before training"
+    )
+
+
+def _unnest(
+    column: Column,
+    values: pa.Array,
+    batch: pa.RecordBatch,
+    depth: int,
+    row_of: Callable[[int], int] = int,
+) -> np.ndarray:
+    """Nested lists of equal lengths as one array of shape (values, length, …).
+
+    `row_of` tells the row of each of `values`, for the words of an error.
+    """
     shape = [len(values)]
     for _ in range(depth):
         lengths = np.diff(values.offsets.to_numpy())
         length = int(lengths[0]) if len(lengths) else 0
         odd = np.flatnonzero(lengths != length)
         if odd.size:
-            elements_a_row = max(1, len(lengths) // max(1, shape[0]))
-            row = int(odd[0]) // elements_a_row
+            lists_a_value = max(1, len(lengths) // max(1, shape[0]))
+            row = row_of(int(odd[0]) // lists_a_value)
             raise ragged(column.name, int(lengths[odd[0]]), length, show_row(batch, row))
         values = values.flatten()
         if values.null_count:
-            where = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-            row = where // max(1, len(values) // max(1, shape[0]))
-            raise DataError(
-                f"column {column.name!r} has a null inside the array in the row "
-                f"{show_row(batch, row)}. Drop or fill such rows before training"
-            )
+            elements_a_value = max(1, len(values) // max(1, shape[0]))
+            element = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            raise _inner_null(column, batch, row_of(element // elements_a_value))
         shape.append(length)
     array: np.ndarray = values.to_numpy(zero_copy_only=False)
     return array.reshape(shape)
@@ -155,7 +224,7 @@ def _vectors(column: Column, values: pa.StructArray, batch: pa.RecordBatch) -> n
 def ragged(name: str, got: int, expected: int, row: str) -> DataError:
     return DataError(
         f"column {name!r} has {got} elements in the row {row}, but {expected} in others. Every row "
-        "needs the same length: pad or cut the arrays before training"
+        "needs the same length: pad or cut the arrays before training, or set collate=dml.pad()"
     )
 
 
@@ -171,7 +240,7 @@ def show_values(row: dict[str, Any], limit: int = 300) -> str:
     for name, value in row.items():
         if name.startswith("__sparkdml"):
             continue
-        text = repr(value)
+        text = f"<{len(value):,} bytes>" if isinstance(value, bytes) else repr(value)
         if isinstance(value, list) and len(value) > 6:
             text = f"[{', '.join(map(repr, value[:4]))}, … {len(value)} elements]"
         parts.append(f"{name}={text}")

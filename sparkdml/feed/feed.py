@@ -11,34 +11,30 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from sparkdml.errors import DataError
+from sparkdml.feed.augment import augmented
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.columns import Column
-from sparkdml.feed.order import Ints, shard_of, window_order, windows
-from sparkdml.feed.position import (
-    Skipper,
-    advance_in_order,
-    advance_shuffled,
-    nothing_read,
-)
+from sparkdml.feed.collate import Collator
+from sparkdml.feed.cutting import count_not_finite, cut, select, without_short
+from sparkdml.feed.epoch_order import EpochOrder
+from sparkdml.feed.order import Ints, shard_of
+from sparkdml.feed.plan import Arrays
+from sparkdml.feed.plan import Chunk as Chunk
+from sparkdml.feed.plan import FeedPlan as FeedPlan
+from sparkdml.feed.plan import is_validation as is_validation
+from sparkdml.feed.position import Skipper
 from sparkdml.feed.prefetch import Prefetch
-from sparkdml.feed.recycling import Recycler
+from sparkdml.feed.sampling import Draws, SumOverRanks, rate_of, weight_sums
 from sparkdml.feed.spool import Spool
-
-# Arrow's memory is read-only to numpy. Rows from the stream are handed out once and are spooled
-# before, so a model that writes into its input harms nobody.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-
-Arrays = dict[str, np.ndarray]
 
 T = TypeVar("T")
 
@@ -46,33 +42,11 @@ KEPT_PREFIX = "sparkdml-spool-"
 LAYOUT = "layout.json"  # written last: a folder that has it is whole
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Some rows on their way in: as arrays, with the hashes that place them."""
-
-    columns: Arrays
-    hashes: Ints
-    held_out: np.ndarray | None = None  # which rows the validation column marks
-
-
-@dataclass(frozen=True)
-class FeedPlan:
-    """What the worker must know to read its rows."""
-
-    columns: tuple[Column, ...]
-    seed: int = 0
-    validation: float | str | None = None  # a fraction of the rows, or a boolean column
-    max_window_rows: int = 1 << 20  # 8 bytes a row for the permutation, three times while sorting
-    max_window_bytes: int = 256 << 20  # of the page cache, which a window should fit
-
-
-def is_validation(hashes: Ints, fraction: float) -> np.ndarray:
-    """Which rows a fraction holds out: decided by the low bits, which no shard depends on."""
-    return (hashes & 0xFFFFFF) < round(fraction * (1 << 24))
-
-
 class Feed:
-    """The rows that one worker owns. Read the epochs in turn; each row comes once in each."""
+    """The rows that one worker owns. Read the epochs in turn; each row comes once in each.
+
+    With a sampling column, a row comes as often as it is drawn.
+    """
 
     def __init__(
         self,
@@ -81,29 +55,38 @@ class Feed:
         directory: str,
         device: torch.device | str = "cpu",
         on_sealed: Callable[[str], None] | None = None,
+        rank: int = 0,
     ) -> None:
         """With `on_sealed` the spool is kept for others, and its folder told once it is whole."""
         self.plan = plan
         self.device = torch.device(device)
+        self._rank = rank
         self._on_sealed = on_sealed
         self.folder: Path | None = None
         if on_sealed is not None:
             self.folder = Path(tempfile.mkdtemp(prefix=KEPT_PREFIX, dir=directory))
         self._training = Spool(directory, self.folder and self.folder / "training")
         self._held_out = Spool(directory, self.folder and self.folder / "validation")
+        self.not_finite: Counter[str] = Counter()  # rows with NaN or infinity, if asked for
+        self._draws: Draws | None = None
         self._incoming: Prefetch[tuple[Arrays, Ints]] | None = Prefetch(self._receive(source))
         self._streamed = False
         self._readers: list[Prefetch[Any]] = []
+        self._registering = threading.Lock()
 
     @classmethod
-    def reopen(cls, folder: str, plan: FeedPlan, device: torch.device | str = "cpu") -> Feed:
+    def reopen(
+        cls, folder: str, plan: FeedPlan, device: torch.device | str = "cpu", rank: int = 0
+    ) -> Feed:
         """The rows that a worker before this one has spooled."""
-        feed = cls(iter(()), plan, folder, device)
+        feed = cls(iter(()), plan, folder, device, rank=rank)
         feed.ingest()
         description = json.loads(Path(folder, LAYOUT).read_text())
         feed.folder = Path(folder)
         feed._training = Spool.reopen(feed.folder / "training", description["training"])
         feed._held_out = Spool.reopen(feed.folder / "validation", description["validation"])
+        feed.not_finite = Counter(description["not_finite"])
+        feed.agree_on_draws()
         return feed
 
     # -- what users read ------------------------------------------------------------------------
@@ -117,20 +100,32 @@ class Feed:
     ) -> Iterator[Batch]:
         """One epoch of this worker's training rows, or what lies behind `position` in it.
 
-        The last batch may be short.
+        The last batch may be short, unless the plan says that such a batch is dropped.
         """
+        if self._incoming is not None and self.plan.reads_all_first:
+            self.ingest()
         if epoch == 0 and self._incoming is not None and not self._streamed:
             self._streamed = True
-            return self._deliver(_cut(self._stream(position), batch_size))
-        self.ingest()
-        if epoch == 0 or not shuffle:
-            return self._deliver(self._in_order(self._training, batch_size, position))
-        return self._deliver(self._shuffled(batch_size, epoch, position))
+            chunks = cut(self._stream(position), batch_size)
+        else:
+            self.ingest()
+            if position is None and not self._is_shuffled(epoch, shuffle) and self._draws is None:
+                chunks = self._slices(self._training, batch_size)
+            else:
+                chunks = self._taken(batch_size, epoch, shuffle, position)
+        if self.plan.drop_last:
+            chunks = without_short(chunks, batch_size)
+        batches = self._deliver(chunks)
+        if self.plan.augment is None:
+            return batches
+        key = (self.plan.seed, epoch, self._rank)
+        rows_before = 0 if position is None else int(position.sum())
+        return augmented(batches, self.plan.augment, key, rows_before, self.device)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
-        """The held-out rows, always in the same order."""
+        """The held-out rows, always in the same order, each once."""
         self.ingest()
-        return self._deliver(self._in_order(self._held_out, batch_size))
+        return self._deliver(self._slices(self._held_out, batch_size))
 
     def position_after(
         self, num_rows: int, epoch: int, shuffle: bool = True, position: Ints | None = None
@@ -139,17 +134,7 @@ class Feed:
 
         Costs up to one sort of a window, and may be called from another thread.
         """
-        start = nothing_read() if position is None else position
-        shards, counts = self._training.layout()
-        if epoch == 0 or not shuffle:
-            return advance_in_order(start, shards, counts, num_rows)
-        chosen = list(self._windows(epoch))
-        return advance_shuffled(
-            start,
-            ((shards[window], counts[window]) for window in chosen),
-            num_rows,
-            lambda index: shards[self._shard_indices(self._order(epoch, chosen[index]))],
-        )
+        return self._order(epoch, shuffle).position_after(num_rows, position)
 
     @property
     def num_rows(self) -> int:
@@ -166,6 +151,29 @@ class Feed:
         """Read what is left of the stream into the spool."""
         for _ in self._stream(None):
             pass
+
+    def agree_on_draws(self, sum_over_ranks: SumOverRanks = np.copy) -> None:
+        """With a sampling column: how often rows are drawn depends on those of all workers."""
+        if self.plan.sampling is None:
+            return
+        self.ingest()
+        shards, counts = self._training.layout()
+        weights = self._training.draws()
+        rate = rate_of(sum_over_ranks(weight_sums(shards, counts, weights)))
+        self._draws = Draws(self.plan.seed, rate, shards, counts, weights)
+        if not rate and self._training.num_rows:
+            raise DataError(
+                f"samplingCol {self.plan.sampling!r} is 0 in every row that is trained on, so no "
+                "row would ever be drawn"
+            )
+
+    def ahead(self, items: Iterator[T], depth: int) -> Prefetch[T]:
+        """Read ahead on a thread, which ends with the feed if its reader leaves early."""
+        with self._registering:  # what is read ahead may itself read ahead, on its own thread
+            self._readers = [reader for reader in self._readers if not reader.is_over]
+            reader = Prefetch(items, depth=depth)
+            self._readers.append(reader)
+        return reader
 
     def close(self, keep: bool = False) -> None:
         """Stop reading. A spool that was kept for others goes too, unless they may still come."""
@@ -184,18 +192,22 @@ class Feed:
     def _receive(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Arrays, Ints]]:
         """Spool each chunk, then hand out its training rows; runs on the prefetch thread."""
         for chunk in chunks:
-            hashes, columns = chunk.hashes, chunk.columns
+            hashes, columns, draws = chunk.hashes, chunk.columns, chunk.draws
+            if self.plan.check_finite:
+                found = {name: count_not_finite(values) for name, values in columns.items()}
+                self.not_finite.update({name: n for name, n in found.items() if n})
             held_out = self._is_held_out(chunk)
             if held_out is not None:
-                self._held_out.append(_select(columns, held_out), shard_of(hashes[held_out]))
-                hashes, columns = hashes[~held_out], _select(columns, ~held_out)
+                self._held_out.append(select(columns, held_out), shard_of(hashes[held_out]))
+                hashes, columns = hashes[~held_out], select(columns, ~held_out)
+                draws = None if draws is None else draws[~held_out]
             shards = shard_of(hashes)
-            self._training.append(columns, shards)
+            self._training.append(columns, shards, draws)
             if len(hashes):
                 yield columns, shards
 
     def _is_held_out(self, chunk: Chunk) -> np.ndarray | None:
-        if isinstance(self.plan.validation, float):
+        if chunk.held_out is None and isinstance(self.plan.validation, float):
             return is_validation(chunk.hashes, self.plan.validation)
         return chunk.held_out
 
@@ -209,7 +221,7 @@ class Feed:
         while (chunk := next(incoming, None)) is not None:
             arrays, shards = chunk
             if skipper is not None and not (left := skipper.is_left(shards)).all():
-                arrays = _select(arrays, left)
+                arrays = select(arrays, left)
                 if not left.any():
                     continue
             yield arrays
@@ -220,119 +232,43 @@ class Feed:
             assert self.folder is not None
             parts = {"training": self._training, "validation": self._held_out}
             layout = {name: spool.describe() for name, spool in parts.items()}
-            (self.folder / LAYOUT).write_text(json.dumps(layout))
+            told = json.dumps({**layout, "not_finite": self.not_finite})
+            (self.folder / LAYOUT).write_text(told)
             self._on_sealed(str(self.folder))
 
     # -- from the spool -------------------------------------------------------------------------
 
-    def _in_order(
-        self, spool: Spool, batch_size: int, position: Ints | None = None
-    ) -> Iterator[Arrays]:
-        if position is not None:
-            yield from self._in_order_behind(spool, batch_size, position)
-            return
+    def _slices(self, spool: Spool, batch_size: int) -> Iterator[Arrays]:
         for start in range(0, spool.num_rows, batch_size):
             yield spool.slice(start, min(start + batch_size, spool.num_rows))
 
-    def _in_order_behind(self, spool: Spool, batch_size: int, position: Ints) -> Iterator[Arrays]:
-        shards, counts = spool.layout()
-        starts = np.cumsum(counts) - counts
-        stretches = (
-            {"rows": np.arange(start + min(done, count), start + count)}
-            for start, count, done in zip(starts, counts, position[shards], strict=True)
-            if done < count
-        )
-        for rows in _cut(stretches, batch_size):
-            yield spool.take(rows["rows"])
-
-    def _shuffled(
-        self, batch_size: int, epoch: int, position: Ints | None = None
+    def _taken(
+        self, batch_size: int, epoch: int, shuffle: bool, position: Ints | None
     ) -> Iterator[Arrays]:
-        orders = self._ahead(self._orders(epoch, position), depth=1)
-        for rows in _cut(({"rows": order} for order in orders), batch_size):
-            yield self._training.take(rows["rows"])
+        stretches = self._order(epoch, shuffle).stretches(position)
+        if self._is_shuffled(epoch, shuffle):
+            stretches = self.ahead(stretches, depth=1)
+        batches = cut(({"rows": rows} for rows in stretches), batch_size)
+        for rows in batches:
+            numbers = rows["rows"]
+            assert isinstance(numbers, np.ndarray)
+            yield self._training.take(numbers)
 
-    def _orders(self, epoch: int, position: Ints | None) -> Iterator[Ints]:
-        shards, _ = self._training.layout()
-        skipper = None if position is None else Skipper(position)
-        for window in self._windows(epoch):
-            order = self._order(epoch, window)
-            if skipper is not None:
-                order = order[skipper.is_left(shards[self._shard_indices(order)])]
-            if len(order):
-                yield order
+    def _order(self, epoch: int, shuffle: bool) -> EpochOrder:
+        if self.plan.sampling is not None and self._draws is None:
+            self.agree_on_draws()
+        shuffled = self._is_shuffled(epoch, shuffle)
+        return EpochOrder(self.plan, self._training, epoch, shuffled, self._draws)
 
-    def _windows(self, epoch: int) -> Iterator[np.ndarray]:
-        shards, counts = self._training.layout()
-        by_bytes = self.plan.max_window_bytes // max(1, self._training.row_bytes)
-        max_rows = max(1, min(self.plan.max_window_rows, by_bytes))
-        return windows(self.plan.seed, epoch, shards, counts, max_rows)
-
-    def _order(self, epoch: int, window: np.ndarray) -> Ints:
-        shards, counts = self._training.layout()
-        starts = np.cumsum(counts) - counts
-        return window_order(self.plan.seed, epoch, shards, starts, counts, window)
-
-    def _shard_indices(self, rows: Ints) -> np.ndarray:
-        """Which of the spool's shards each row number lies in."""
-        _, counts = self._training.layout()
-        return np.searchsorted(np.cumsum(counts), rows, side="right")
+    def _is_shuffled(self, epoch: int, shuffle: bool) -> bool:
+        """Epoch 0 has the order of the stream, unless it is drawn from all rows."""
+        return shuffle and (epoch > 0 or self.plan.sampling is not None)
 
     # -- to tensors -----------------------------------------------------------------------------
 
     def _deliver(self, chunks: Iterator[Arrays]) -> Iterator[Batch]:
-        recyclers: defaultdict[str, Recycler] = defaultdict(Recycler)
-        batches = (_tensors(arrays, recyclers) for arrays in chunks)
+        collator = Collator(self.plan, self.plan.required)
+        batches = (collator(arrays) for arrays in chunks)
         if self.device.type == "cpu":
             return batches
-        return self._ahead((batch.to(self.device) for batch in batches), depth=2)
-
-    def _ahead(self, items: Iterator[T], depth: int) -> Prefetch[T]:
-        """Read ahead on a thread, which ends with the feed if its reader leaves early."""
-        self._readers = [reader for reader in self._readers if not reader.is_over]
-        self._readers.append(Prefetch(items, depth=depth))
-        return self._readers[-1]
-
-
-def _select(columns: Arrays, mask: np.ndarray) -> Arrays:
-    return {name: values[mask] for name, values in columns.items()}
-
-
-def _tensors(arrays: Arrays, recyclers: Mapping[str, Recycler]) -> Batch:
-    columns = {
-        name: torch.from_numpy(recyclers[name].aligned(values)) for name, values in arrays.items()
-    }
-    return Batch(columns, len(next(iter(arrays.values()))))
-
-
-def _cut(chunks: Iterator[Arrays], batch_size: int) -> Iterator[Arrays]:
-    """Chunks of any length cut into batches of `batch_size` rows; only the last may be short."""
-    rest: list[Arrays] = []
-    num_rest = 0
-    for chunk in chunks:
-        length = len(next(iter(chunk.values())))
-        start = 0
-        if num_rest:
-            start = min(batch_size - num_rest, length)
-            rest.append({name: values[:start] for name, values in chunk.items()})
-            num_rest += start
-            if num_rest < batch_size:
-                continue
-            yield _join(rest)
-            rest, num_rest = [], 0
-        while start + batch_size <= length:
-            yield {name: values[start : start + batch_size] for name, values in chunk.items()}
-            start += batch_size
-        if start < length:
-            rest, num_rest = (
-                [{name: values[start:] for name, values in chunk.items()}],
-                length - start,
-            )
-    if num_rest:
-        yield _join(rest)
-
-
-def _join(parts: list[Arrays]) -> Arrays:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return self.ahead((batch.to(self.device) for batch in batches), depth=2)

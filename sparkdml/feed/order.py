@@ -58,6 +58,13 @@ def row_keys(seed: int, epoch: int, shards: Ints, indices: Ints) -> npt.NDArray[
     return (mix(values ^ _salt(seed, epoch, stream=1)) >> np.uint64(32)).astype(np.uint32)
 
 
+def uniforms(seed: int, epoch: int, shards: Ints, indices: Ints) -> npt.NDArray[np.float64]:
+    """A random number of each row in one epoch, at least 0 and below 1."""
+    values = (shards.astype(np.uint64) << np.uint64(40)) | indices.astype(np.uint64)
+    words = mix(values ^ _salt(seed, epoch, stream=3)) >> np.uint64(11)
+    return words.astype(np.float64) * 2.0**-53
+
+
 def argsort_keys(keys: npt.NDArray[np.uint32]) -> Ints:
     """A stable argsort in two radix passes: four times faster than a comparison sort."""
     low = np.argsort(keys.astype(np.uint16), kind="stable")

@@ -16,8 +16,8 @@ import numpy as np
 
 from sparkdml.errors import DataError
 from sparkdml.feed.columns import show_values
-from sparkdml.feed.feed import Chunk, FeedPlan
 from sparkdml.feed.order import owner_of, shard_of
+from sparkdml.feed.plan import Arrays, Chunk, FeedPlan
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -73,10 +73,11 @@ def read_rows(pairs: Iterator[tuple[int, Any]], plan: FeedPlan) -> Iterator[Chun
     while part := list(islice(pairs, ROWS_A_CHUNK)):
         rows = [as_fields(row) for _, row in part]
         hashes = np.fromiter((key for key, _ in part), dtype=np.int64, count=len(part))
-        columns = {name: _column(name, rows) for name in rows[0]}
+        fields = {name: _column(name, rows) for name in rows[0]}
         held_out = None
         if isinstance(plan.validation, str):
-            held_out = columns.pop(plan.validation).astype(bool)
+            held_out = fields.pop(plan.validation).astype(bool)
+        columns: Arrays = {**fields}
         yield Chunk(columns, hashes, held_out)
 
 

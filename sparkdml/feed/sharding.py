@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdml.feed.arrow import HASH_COLUMN
 from sparkdml.feed.columns import Column
-from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.order import SHARD_BITS
+from sparkdml.feed.placement import place
+from sparkdml.feed.plan import FeedPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -60,27 +61,29 @@ def shard_dataframe(
     """
     from pyspark.sql import functions as F
 
-    counted = _hashed(df, plan).observe(FACTS, *_fact_columns(plan, df))
+    counted = hashed(df, plan).observe(FACTS, *_fact_columns(plan, df))
     shard = F.shiftrightunsigned(HASH_COLUMN, 64 - SHARD_BITS)
     owner = (shard % F.lit(num_workers)).cast("int")  # as order.owner_of says
     if ranks is not None:
         counted = counted.filter(owner.isin(list(ranks)))
     # Different rows with one hash are rare but possible: their content decides.
-    ties = [_quoted(column.name) for column in plan.columns if column.kind != "vector"]
-    return counted.repartitionById(num_workers, owner).sortWithinPartitions(HASH_COLUMN, *ties)
+    vectors = {column.name for column in (*plan.inputs, *plan.columns) if column.kind == "vector"}
+    ties = [quoted(name) for name in counted.columns if name not in {*vectors, HASH_COLUMN}]
+    return place(counted, num_workers, owner).sortWithinPartitions(HASH_COLUMN, *ties)
 
 
-def _hashed(df: DataFrame, plan: FeedPlan) -> DataFrame:
-    """The columns that are fed, with the hash that places each row."""
+def hashed(df: DataFrame, plan: FeedPlan) -> DataFrame:
+    """The columns that the workers need, with the hash that places each row."""
     from pyspark.sql import functions as F
 
-    columns = [_readable(column).alias(column.name) for column in plan.columns]
-    fed = {column.name for column in plan.columns}
-    if isinstance(plan.validation, str) and plan.validation not in fed:
-        columns.append(F.col(_quoted(plan.validation)))
-        fed.add(plan.validation)
-    return df.select(*columns).withColumn(
-        HASH_COLUMN, F.xxhash64(F.lit(plan.seed), *(F.col(_quoted(name)) for name in sorted(fed)))
+    columns = {column.name: _readable(column) for column in (*plan.inputs, *plan.columns)}
+    marks = (plan.validation if isinstance(plan.validation, str) else None, plan.sampling)
+    for name in (*marks, plan.stratify):
+        if name is not None and name not in columns:
+            columns[name] = F.col(quoted(name))
+    return df.select(*(value.alias(name) for name, value in columns.items())).withColumn(
+        HASH_COLUMN,
+        F.xxhash64(F.lit(plan.seed), *(F.col(quoted(name)) for name in sorted(columns))),
     )
 
 
@@ -88,7 +91,7 @@ def count_rows(df: DataFrame, plan: FeedPlan) -> dict[str, int]:
     """The rows' number and the sum of their hashes, by a job of its own."""
     from pyspark.sql import functions as F
 
-    row = _hashed(df, plan).agg(F.count(F.lit(1)).alias("rows"), _hash_sum().alias("sum")).first()
+    row = hashed(df, plan).agg(F.count(F.lit(1)).alias("rows"), _hash_sum().alias("sum")).first()
     assert row is not None
     return {"num_rows": row["rows"], "hash_sum": row["sum"] or 0}
 
@@ -111,7 +114,7 @@ def facts_of(observed: dict[str, Any]) -> DataFacts:
     )
     return DataFacts(
         num_rows=observed["rows"],
-        num_validation_rows=observed.get("validation", 0),
+        num_validation_rows=observed.get("validation") or 0,
         num_null_rows=observed.get("nulls", 0),
         hash_sum=observed.get("hash_sum", 0),
         lengths={name: (shortest[name], longest[name]) for name in shortest},
@@ -120,6 +123,8 @@ def facts_of(observed: dict[str, Any]) -> DataFacts:
 
 def warn_if_not_deterministic(df: DataFrame) -> None:
     """Rows that are computed anew after a failure must be the same rows."""
+    if not hasattr(df, "_jdf"):
+        return  # Spark Connect does not tell
     if df._jdf.queryExecution().analyzed().deterministic():
         return
     warnings.warn(
@@ -139,23 +144,42 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
         "rows": F.count(F.lit(1)),
         "hash_sum": _hash_sum(),
     }
-    if isinstance(plan.validation, float):
+    if plan.strata is not None:
+        facts["validation"] = F.max(F.lit(plan.strata.num_held_out))
+    elif isinstance(plan.validation, float):
         held_out = hashes.bitwiseAND(F.lit(0xFFFFFF)) < F.lit(round(plan.validation * (1 << 24)))
         facts["validation"] = F.count_if(held_out)  # as feed.is_validation says
     elif plan.validation is not None:
-        facts["validation"] = F.count_if(F.col(_quoted(plan.validation)))
-    nulls = [check for column in plan.columns for check in _null_checks(column, df)]
+        facts["validation"] = F.count_if(F.col(quoted(plan.validation)))
+    # What preprocess is given, only preprocess can judge; and it runs before the first step.
+    judged = plan.columns if plan.preprocess is None else ()
+    nulls = [check for column in judged for check in _null_checks(column, df)]
+    if isinstance(plan.validation, str) and df.schema[plan.validation].nullable:
+        nulls.append(F.col(quoted(plan.validation)).isNull())
     if nulls:
         facts["nulls"] = F.count_if(reduce(operator.or_, nulls))
-    for column in plan.columns:
-        if column.depth:
-            value = F.col(_quoted(column.name))
-            length = F.size(value)
-            if column.kind == "vector":
-                length = F.coalesce(value["size"], F.size(value["values"]))
-            facts[f"shortest:{column.name}"] = F.min(length)
-            facts[f"longest:{column.name}"] = F.max(length)
+    for column in judged:
+        for name, (shortest, longest) in _lengths(column).items():
+            facts[f"shortest:{name}"], facts[f"longest:{name}"] = F.min(shortest), F.max(longest)
     return [expression.alias(name) for name, expression in facts.items()]
+
+
+def _lengths(column: Column) -> dict[str, tuple[SparkColumn, SparkColumn]]:
+    """The shortest and the longest list of each row, for every level that must be all alike."""
+    from pyspark.sql import functions as F
+
+    if not column.depth:
+        return {}
+    value = F.col(quoted(column.name))
+    if column.kind == "vector":
+        size = F.coalesce(value["size"], F.size(value["values"]))
+        return {column.name: (size, size)}
+    lengths = {} if column.ragged else {column.name: (F.size(value), F.size(value))}
+    for level in range(1, column.depth):
+        sizes = F.transform(value, F.size)
+        lengths[column.name + "[]" * level] = F.array_min(sizes), F.array_max(sizes)
+        value = F.flatten(value)
+    return lengths
 
 
 def _hash_sum() -> SparkColumn:
@@ -171,13 +195,20 @@ def _null_checks(column: Column, df: DataFrame) -> list[SparkColumn]:
     from pyspark.sql.types import ArrayType
 
     field_ = df.schema[column.name]
-    value = F.col(_quoted(column.name))
+    value = F.col(quoted(column.name))
     checks = [value.isNull()] if field_.nullable else []
     kind = field_.dataType
-    if isinstance(kind, ArrayType) and kind.containsNull and column.depth == 1:
+    element, flat, may_be_null = kind, value, False
+    for level in range(column.depth if isinstance(kind, ArrayType) else 0):
+        assert isinstance(element, ArrayType)
+        may_be_null |= element.containsNull
+        if level < column.depth - 1:
+            flat, element = F.flatten(flat), element.elementType
+    if may_be_null and isinstance(element, ArrayType):
         # array_contains is null, not false, if the array has a null and not the number sought:
-        # compiled by Spark, unlike `exists`, which would cost as much as the whole shuffle.
-        checks.append(F.array_contains(value, _rare(kind, column)).isNull())
+        # compiled by Spark, unlike `exists`, which would cost as much as the whole shuffle. And
+        # flatten is null if an inner array is.
+        checks.append(F.array_contains(flat, _rare(element, column)).isNull())
     return checks
 
 
@@ -193,10 +224,10 @@ def _rare(kind: ArrayType, column: Column) -> SparkColumn:
 def _readable(column: Column) -> SparkColumn:
     from pyspark.sql import functions as F
 
-    value = F.col(_quoted(column.name))
+    value = F.col(quoted(column.name))
     return F.unwrap_udt(value) if column.kind == "vector" else value
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """A column's name, taken as it is even if it has dots in it."""
     return "`" + name.replace("`", "``") + "`"

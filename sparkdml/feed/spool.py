@@ -8,81 +8,17 @@ a failure, they lie in a folder instead, which the worker that takes this one's 
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from sparkdml.errors import DataError, SetupError
+from sparkdml.feed.column_file import ColumnFile, RaggedFile
 from sparkdml.feed.order import Ints
-from sparkdml.feed.recycling import Recycler
+from sparkdml.feed.plan import Arrays
+from sparkdml.feed.ragged_array import RaggedArray
 
-
-class ColumnFile:
-    """One column on disk: append first, then read through a memory map."""
-
-    def __init__(self, name: str, file: BinaryIO) -> None:
-        self.name = name
-        self._file = file
-        self.row_shape: tuple[int, ...] | None = None
-        self.dtype: np.dtype[np.generic] | None = None
-        self.num_rows = 0
-        self._map: mmap.mmap | None = None
-
-    @classmethod
-    def unlinked(cls, name: str, directory: str) -> ColumnFile:
-        descriptor, path = tempfile.mkstemp(prefix="sparkdml-spool-", dir=directory)  # mode 0600
-        os.unlink(path)
-        return cls(name, os.fdopen(descriptor, "r+b", buffering=0))
-
-    @classmethod
-    def kept(cls, name: str, path: Path) -> ColumnFile:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        return cls(name, os.fdopen(descriptor, "r+b", buffering=0))
-
-    def append(self, values: np.ndarray) -> None:
-        if self.row_shape is None:
-            self.row_shape, self.dtype = values.shape[1:], values.dtype
-        elif values.shape[1:] != self.row_shape:
-            raise DataError(
-                f"column {self.name!r} has rows of shape {list(values.shape[1:])} and of shape "
-                f"{list(self.row_shape)}. Every row needs the same: pad or cut before training"
-            )
-        self.num_rows += len(values)
-        view = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-        while len(view):
-            try:
-                view = view[self._file.write(view) :]
-            except OSError as error:
-                raise SetupError(
-                    f"the spool can't be written: {error}. Free space in the executor's local "
-                    "directories, or point spark.local.dir at a larger disk"
-                ) from error
-
-    def rows(self) -> np.ndarray:
-        """The whole column as a read-only array backed by the file."""
-        dtype = np.dtype(np.float32) if self.dtype is None else self.dtype
-        shape = (self.num_rows, *(self.row_shape or ()))
-        if not int(np.prod(shape)):
-            return np.empty(shape, dtype)
-        if self._map is None:
-            try:
-                self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            except OSError as error:
-                raise SetupError(
-                    f"the spool of {self.num_rows:,} rows can't be memory-mapped: {error}. "
-                    "spark.executor.pyspark.memory limits a worker's address space: raise it or "
-                    "unset it (the map itself uses no memory of the worker's)"
-                ) from error
-        return np.frombuffer(self._map, dtype=dtype).reshape(shape)
-
-    def close(self) -> None:
-        self._map = None  # unmapped when the last array that views it is gone
-        self._file.close()
+DRAWS = "__sparkdml_draws"  # a column of the spool that no batch has: how often a row is drawn
 
 
 class Spool:
@@ -91,21 +27,27 @@ class Spool:
     def __init__(self, directory: str, folder: Path | None = None) -> None:
         self._directory = directory
         self._folder = folder  # where the files are kept; None: nobody else will want them
-        self._files: dict[str, ColumnFile] = {}
-        self._arrays: dict[str, np.ndarray] = {}
-        self._recyclers: dict[str, Recycler] = {}
+        self._files: dict[str, ColumnFile | RaggedFile] = {}
+        self._draws: ColumnFile | None = None
         self._shards: list[int] = []
         self._counts: list[int] = []
         self.num_rows = 0
 
-    def append(self, columns: Mapping[str, np.ndarray], shards: Ints) -> None:
+    def append(self, columns: Arrays, shards: Ints, draws: np.ndarray | None = None) -> None:
         """Add rows. Those of one shard come one after the other, over all calls."""
         if not len(shards):
             return
         if not self._files:
-            self._files = {name: self._make_file(i, name) for i, name in enumerate(columns)}
+            self._files = {
+                name: self._make_file(f"column-{i}", name, isinstance(values, RaggedArray))
+                for i, (name, values) in enumerate(columns.items())
+            }
         for name, file in self._files.items():
-            file.append(columns[name])
+            file.append(columns[name])  # type: ignore[arg-type]  # made for what the column holds
+        if draws is not None:
+            if self._draws is None:
+                self._draws = self._make_column("draws", DRAWS)
+            self._draws.append(draws)
         self.num_rows += len(shards)
         cuts = np.flatnonzero(np.diff(shards)) + 1
         starts = np.concatenate(([0], cuts))
@@ -123,33 +65,34 @@ class Spool:
         # Another thread may be appending: it names a shard before it counts its rows.
         return np.array(self._shards[: len(counts)], dtype=np.int64), counts
 
+    def draws(self) -> np.ndarray:
+        """How often each row is to be drawn, in proportion, once all rows are in."""
+        return np.empty(0) if self._draws is None else self._draws.rows()
+
     @property
     def row_bytes(self) -> int:
-        return sum(
-            int(np.prod(file.row_shape or (), dtype=np.int64)) * file.dtype.itemsize
-            for file in self._files.values()
-            if file.dtype is not None
+        return sum(file.row_bytes for file in self._files.values())
+
+    def _make_file(self, place: str, name: str, ragged: bool) -> ColumnFile | RaggedFile:
+        if not ragged:
+            return self._make_column(place, name)
+        return RaggedFile(
+            self._make_column(place, name), self._make_column(f"{place}-ends", f"{name} (ends)")
         )
 
-    def _make_file(self, index: int, name: str) -> ColumnFile:
+    def _make_column(self, place: str, name: str) -> ColumnFile:
         if self._folder is None:
             return ColumnFile.unlinked(name, self._directory)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return ColumnFile.kept(name, self._folder / f"column-{index}")
+        return ColumnFile.kept(name, self._folder / place)
 
     def describe(self) -> dict[str, Any]:
         """What must be known to open the files again."""
         return {
             "shards": self._shards,
             "counts": self._counts,
-            "columns": [
-                {
-                    "name": file.name,
-                    "dtype": None if file.dtype is None else file.dtype.str,
-                    "shape": list(file.row_shape or ()),
-                }
-                for file in self._files.values()
-            ],
+            "columns": [file.describe() for file in self._files.values()],
+            "draws": None if self._draws is None else self._draws.describe(),
         }
 
     @classmethod
@@ -159,33 +102,30 @@ class Spool:
         spool._shards, spool._counts = description["shards"], description["counts"]
         spool.num_rows = sum(spool._counts)
         for index, column in enumerate(description["columns"]):
-            file = ColumnFile.kept(column["name"], folder / f"column-{index}")
-            file.dtype = np.dtype(column["dtype"])
-            file.row_shape, file.num_rows = tuple(column["shape"]), spool.num_rows
+            file = spool._make_file(f"column-{index}", column["name"], "ends" in column)
+            file.restore(column)
             spool._files[file.name] = file
+        if description["draws"] is not None:
+            spool._draws = spool._make_column("draws", DRAWS)
+            spool._draws.restore(description["draws"])
         spool.seal()
         return spool
 
     def seal(self) -> None:
         """No more rows: map the files."""
-        self._arrays = {name: file.rows() for name, file in self._files.items()}
-        self._recyclers = {name: Recycler() for name in self._files}
+        for file in self._files.values():
+            file.seal()
 
-    def take(self, rows: Ints) -> dict[str, np.ndarray]:
+    def take(self, rows: Ints) -> Arrays:
         """The given rows, in the given order. The memory is used again once nobody holds it."""
-        taken = {}
-        for name, array in self._arrays.items():
-            out = self._recyclers[name].array((len(rows), *array.shape[1:]), array.dtype)
-            # mode="clip" lets numpy skip a check that costs half of the time; the row numbers are
-            # our own.
-            taken[name] = np.take(array, rows, axis=0, out=out, mode="clip")
-        return taken
+        return {name: file.take(rows) for name, file in self._files.items()}
 
-    def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Rows as they were written. Copied, since a map can't be handed out as writable."""
-        return {name: array[start:stop].copy() for name, array in self._arrays.items()}
+    def slice(self, start: int, stop: int) -> Arrays:
+        """Rows as they were written."""
+        return {name: file.slice(start, stop) for name, file in self._files.items()}
 
     def close(self) -> None:
-        self._arrays = {}
         for file in self._files.values():
             file.close()
+        if self._draws is not None:
+            self._draws.close()

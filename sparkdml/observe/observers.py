@@ -1,12 +1,22 @@
-"""Hands the events of a run to everybody who watches it; none of them can harm the run."""
+"""Hands the events of a run to everybody who watches it; none of them can harm the run.
+
+Whoever brings an event only puts it down: those are the threads that also listen to the workers'
+heartbeats. One thread hands them out. If an observer never comes back from a call, the run goes on
+all the same, unwatched; what waits is bounded.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, Protocol
+
+MAX_WAITING = 10_000
+CLOSE_SECONDS = 40.0  # longer than any observer of ours waits for its own server
 
 Event = dict[str, Any]
 
@@ -15,7 +25,7 @@ class Observer(Protocol):
     """Somebody who watches a run. docs/reference-events.md lists the events."""
 
     def handle(self, rank: int, event: Event) -> None:
-        """An event of a rank, or of the driver (-1). Called by one thread at a time; be quick."""
+        """An event of a rank, or of the driver (-1). Called by one thread."""
         ...
 
     def close(self) -> None:
@@ -24,38 +34,116 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Stamps each event with the run and the time, and passes it on.
+    """Passes each event on, in order. An observer that raises is warned of once and dropped.
 
-    An observer that raises is warned of once and gets nothing more.
+    With `run`, events are stamped with it and with the time.
     """
 
-    def __init__(self, run: str, observers: Sequence[Observer]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        observers: Sequence[Observer],
+        run: str | None = None,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
         self._observers = list(observers)
-        self._lock = threading.Lock()  # events come on one thread a rank
+        self._run = run
+        self._close_seconds = close_seconds
+        self._waiting: deque[tuple[int, Event]] = deque()
+        self._changed = threading.Condition()
+        self._busy_with: str | None = None
+        self._num_dropped = 0
+        self._closing = self._given_up = False
+        self._thread = threading.Thread(target=self._work, name="sparkdml-observers", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Observers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def handle(self, rank: int, event: Event) -> None:
-        stamped = {"time": time.time(), **event, "run": self._run}
-        with self._lock:
-            for observer in list(self._observers):
-                try:
-                    observer.handle(rank, stamped)
-                except Exception as error:
-                    self._drop(observer, error)
+        """From any thread; never waits."""
+        if self._run is not None:
+            event = {"time": time.time(), **event, "run": self._run}
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                self._waiting.popleft()
+                self._num_dropped += 1
+            self._waiting.append((rank, event))
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Wait until everybody has seen everything, but not for ever, and not a second time."""
+        with self._changed:
+            self._given_up = not self._changed.wait_for(
+                lambda: not self._waiting and self._busy_with is None, self._close_seconds
+            )
 
     def close(self) -> None:
-        with self._lock:
-            for observer in list(self._observers):
-                try:
-                    observer.close()
-                except Exception as error:
-                    self._drop(observer, error)
-            self._observers = []
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(0 if self._given_up else self._close_seconds)
+        if self._thread.is_alive():
+            warnings.warn(
+                f"{self._busy_with} has not come back for {self._close_seconds:g} s: "
+                f"{len(self._waiting):,} events of the run were not told to those who watch it",
+                stacklevel=2,
+            )
+        elif self._num_dropped:
+            warnings.warn(
+                f"those who watch the run were too slow: {self._num_dropped:,} of its events were "
+                "left out",
+                stacklevel=2,
+            )
 
-    def _drop(self, observer: Observer, error: Exception) -> None:
-        self._observers.remove(observer)
-        warnings.warn(
-            f"{type(observer).__name__} is switched off for the rest of the run, which goes on: "
-            f"{type(error).__name__}: {error}",
-            stacklevel=3,
-        )
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (entry := self._next()) is not None:
+            for observer in list(self._observers):
+                self._call(observer, "handle", *entry)
+        for observer in list(self._observers):
+            self._call(observer, "close")
+
+    def _next(self) -> tuple[int, Event] | None:
+        """None when the run is over and everything was told."""
+        with self._changed:
+            self._busy_with = None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            if not self._waiting:
+                return None
+            self._busy_with = "an observer"
+            return self._waiting.popleft()
+
+    def _call(self, observer: Observer, method: str, *args: Any) -> None:
+        self._busy_with = type(observer).__name__
+        try:
+            getattr(observer, method)(*args)
+        except BaseException as error:  # also one that ends its thread: it is everybody's
+            self._observers.remove(observer)
+            warnings.warn(
+                f"{type(observer).__name__} is switched off for the rest of the run, which goes "
+                f"on: {type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+
+
+class Calls:
+    """A function that wants every event, as an observer."""
+
+    def __init__(self, function: Callable[[int, Event], None]) -> None:
+        self._function = function
+
+    def handle(self, rank: int, event: Event) -> None:
+        self._function(rank, event)
+
+    def close(self) -> None:
+        """A function has nothing to close."""

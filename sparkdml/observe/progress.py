@@ -134,6 +134,9 @@ class Progress:
         if self._bar is not None:
             self._draw(f"restart {self._num_restarts}", f"from step {event['from_step']:,}")
 
+    def _on_note(self, rank: int, event: dict[str, Any]) -> None:
+        self._say(event["text"])
+
     def _on_already_trained(self, rank: int, event: dict[str, Any]) -> None:
         self._say(
             f"already trained ({event['step']:,} steps): the model comes from its last "

@@ -149,7 +149,7 @@ class TrackerObserver:
             if start is None and not self._waiting:
                 return None
         start = start or {"run": "", "name": "sparkdml"}
-        facts = {name: str(start[name]) for name in _FACTS if name in start}
+        facts = {name: str(start[name]) for name in _FACTS if start.get(name) is not None}
         facts |= {f"plan.{name}": str(value) for name, value in start.get("plan", {}).items()}
         return self._given.begin(start["run"], start["name"], facts)
 

@@ -21,7 +21,7 @@ def watched(
 
     `last_words` is asked at the end, for what is only known then.
     """
-    everybody = Observers(uuid.uuid4().hex[:12], observers)
+    everybody = Observers(observers, run=uuid.uuid4().hex[:12])
     everybody.handle(-1, {**start, "kind": "run-start"})
     began = time.monotonic()
     outcome, cause = "finished", None
@@ -33,5 +33,6 @@ def watched(
         raise
     finally:
         end = {"outcome": outcome, "cause": cause, "seconds": time.monotonic() - began}
+        everybody.drain()  # the last words are of those who have seen it all
         everybody.handle(-1, {**end, **last_words(), "kind": "run-end"})
         everybody.close()

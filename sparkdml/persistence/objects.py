@@ -10,22 +10,27 @@ import hashlib
 import platform
 import re
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 from pyspark import cloudpickle
-from torch import nn
+from torch import Tensor, nn
 
 from sparkdml.errors import DataError, SetupError
-from sparkdml.persistence.folder import Folder
+from sparkdml.inference.weights import LARGE_BYTES, Weights, file_digest, new_file
+from sparkdml.persistence.folder import AnyFolder
 from sparkdml.persistence.imports import NotPlain
 from sparkdml.persistence.permission import ALLOW_PICKLE_VARIABLE, is_pickle_allowed
 from sparkdml.persistence.references import decode_reference, encode_reference
 from sparkdml.persistence.skeleton import (
     decode_skeleton,
     encode_skeleton,
+    plain_skeleton,
     put_together,
-    take_apart,
 )
+from sparkdml.training.job import encode_weights
 
 WEIGHTS_FILE = "weights.safetensors"
 _PICKLES = "unsafe-pickle"
@@ -35,32 +40,38 @@ class Encoder:
     """Collects references and files in memory: nothing is written before all of them are there."""
 
     def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
+        self.files: dict[str, bytes | Path] = {}
         self.pickled: dict[str, str] = {}  # name of the object -> why it had to be
 
     def encode(self, name: str, value: Any) -> Any:
         if type(value) is list:
             return [self.encode(f"{name}.{index}", item) for index, item in enumerate(value)]
+        if type(value) is dict and value and all(isinstance(v, Tensor) for v in value.values()):
+            return self._encode_tensors(name, value)
         if type(value) is dict:
             return {"dict": {key: self.encode(f"{name}.{key}", v) for key, v in value.items()}}
         try:
             if isinstance(value, nn.Module):
-                return self._encode_module(name, value, f"objects/{_file_name(name)}.safetensors")
+                return self._encode_module(name, value)
             return encode_reference(value)
         except NotPlain as reason:
             return self._pickle(name, value, str(reason))
 
-    def encode_fitted(self, name: str, source: Any, weights: bytes) -> Any:
+    def encode_fitted(self, name: str, source: Any, weights: Weights) -> Any:
         """What makes a fitted module; its trained weights take the place of the first ones."""
-        self.files[WEIGHTS_FILE] = weights
+        self.files[WEIGHTS_FILE] = weights.path or weights.content
+        return self._encode_source(name, source)
+
+    def _encode_source(self, name: str, source: Any) -> Any:
+        if type(source) is dict:
+            parts = {key: self._encode_source(f"{name}.{key}", v) for key, v in source.items()}
+            return {"dict": parts}
         if not isinstance(source, nn.Module):
             return self.encode(name, source)
         try:
-            reference = self._encode_module(name, source, WEIGHTS_FILE)
+            return {"module": {"structure": self._encode_structure(name, source), "weights": None}}
         except NotPlain as reason:
-            reference = self._pickle(name, source, str(reason))
-        self.files[WEIGHTS_FILE] = weights
-        return reference
+            return self._pickle(name, source, str(reason))
 
     def warn_of_pickles(self) -> None:
         if self.pickled:
@@ -72,21 +83,29 @@ class Encoder:
                 stacklevel=4,
             )
 
-    def _encode_module(self, name: str, module: nn.Module, weights_file: str) -> Any:
-        skeleton, weights = take_apart(module)
-        structure: Any
+    def _encode_module(self, name: str, module: nn.Module) -> Any:
+        structure = self._encode_structure(name, module)
+        file = None
+        if module.state_dict():
+            file = f"objects/{_file_name(name)}.safetensors"
+            self.files[file] = encode_weights(module)
+        return {"module": {"structure": structure, "weights": file}}
+
+    def _encode_structure(self, name: str, module: nn.Module) -> Any:
+        skeleton = plain_skeleton(module)
         try:
             content, classes = encode_skeleton(skeleton)
         except NotPlain as reason:
-            structure = self._pickle(name, skeleton, str(reason))
-        else:
-            file = f"objects/{_file_name(name)}.structure.pt"
-            self.files[file] = content
-            structure = {"file": file, "classes": classes}
-        if weights is not None:
-            self.files[weights_file] = weights
-        saved_weights = weights_file if weights is not None else None
-        return {"module": {"structure": structure, "weights": saved_weights}}
+            return self._pickle(name, skeleton, str(reason))
+        file = f"objects/{_file_name(name)}.structure.pt"
+        self.files[file] = content
+        return {"file": file, "classes": classes}
+
+    def _encode_tensors(self, name: str, tensors: dict[str, Tensor]) -> Any:
+        file = f"objects/{_file_name(name)}.safetensors"
+        own = {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
+        self.files[file] = safetensors.torch.save(own)
+        return {"tensors": file}
 
     def _pickle(self, name: str, value: Any, reason: str) -> Any:
         try:
@@ -109,10 +128,17 @@ class Encoder:
         }
 
 
+def measure(content: bytes | Path) -> dict[str, Any]:
+    """A file's size and hash, as the manifest has them."""
+    if isinstance(content, Path):
+        return {"bytes": content.stat().st_size, "sha256": file_digest(content)}
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
 class Decoder:
     """Reads references, and the files that they name, each checked against its hash."""
 
-    def __init__(self, folder: Folder, files: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, folder: AnyFolder, files: dict[str, dict[str, Any]]) -> None:
         self._folder = folder
         self._files = files
 
@@ -122,6 +148,8 @@ class Decoder:
         if isinstance(saved, dict):
             if "dict" in saved:
                 return {k: self.decode(f"{name}.{k}", v) for k, v in saved["dict"].items()}
+            if "tensors" in saved:
+                return safetensors.torch.load(self.read(saved["tensors"]))
             if "module" in saved:
                 return self._decode_module(name, saved["module"])
             if "pickle" in saved:
@@ -129,21 +157,38 @@ class Decoder:
         return decode_reference(saved, f"{name} in {self._folder.path}")
 
     def read(self, file: str) -> bytes:
+        self._expected(file)
+        content = self._folder.read(file)
+        self._check(file, len(content), lambda: hashlib.sha256(content).hexdigest())
+        return content
+
+    def read_weights(self) -> Weights:
+        """The trained ones; large ones never go through the memory as a whole."""
+        if self._expected(WEIGHTS_FILE)["bytes"] < LARGE_BYTES:
+            return Weights.of(self.read(WEIGHTS_FILE))
+        path = new_file()
+        weights = Weights(None, path)
+        self._folder.fetch(WEIGHTS_FILE, path)
+        self._check(WEIGHTS_FILE, weights.num_bytes, lambda: weights.digest)
+        return weights
+
+    def _expected(self, file: str) -> dict[str, Any]:
         if file not in self._files:
             raise DataError(f"objects.json in {self._folder.path} has no entry for {file}")
-        content = self._folder.read(file)
+        return self._files[file]
+
+    def _check(self, file: str, num_bytes: int, digest: Callable[[], str]) -> None:
         expected = self._files[file]
-        if len(content) != expected["bytes"]:
+        if num_bytes != expected["bytes"]:
             raise DataError(
-                f"{self._folder.name_of(file)} is damaged: it has {len(content)} bytes but "
+                f"{self._folder.name_of(file)} is damaged: it has {num_bytes} bytes but "
                 f"{expected['bytes']} were saved. Copy or save the model again."
             )
-        if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        if digest() != expected["sha256"]:
             raise DataError(
                 f"{self._folder.name_of(file)} is damaged: its SHA-256 is not the one that was "
                 "saved. Copy or save the model again."
             )
-        return content
 
     def _decode_module(self, name: str, saved: dict[str, Any]) -> nn.Module:
         structure = saved["structure"]

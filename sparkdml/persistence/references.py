@@ -21,11 +21,17 @@ from torch import nn
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import DataError
+from sparkdml.feed.ragged import pad
 from sparkdml.persistence.imports import NotPlain, import_object, import_path
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
 
-_CALLED_WITH_ARGUMENTS = (nn.Module, torch.optim.Optimizer, torch.Tensor)
+_CALLED_WITH_ARGUMENTS = (
+    nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.Tensor,
+)
 
 
 def encode_reference(value: Any) -> Any:
@@ -153,7 +159,7 @@ def _decode_object(saved: dict[str, Any], wanted_by: str) -> Any:
 
 def _check_may_be_built(kind: Any) -> None:
     if inspect.isclass(kind):
-        if issubclass(kind, Strategy | Callback | Checkpoints):
+        if issubclass(kind, Strategy | Callback | Checkpoints | pad):
             return
         if dataclasses.is_dataclass(kind) and kind.__module__.startswith("sparkdml."):
             return

@@ -1,4 +1,4 @@
-"""A module apart from its weights: a skeleton of meta tensors, and safetensors beside it.
+"""The structure of a module as a file, and its weights as safetensors beside it.
 
 A skeleton of importable classes is read by torch's weights-only unpickler, which may build nothing
 but the module classes that are named beside the file.
@@ -6,7 +6,6 @@ but the module classes that are named beside the file.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import io
 import threading
@@ -14,35 +13,27 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparkdml.errors import DataError, SetupError
+from sparkdml.inference.structure import Inseparable, allocate, make_skeleton
 from sparkdml.persistence.imports import NotPlain, import_object, import_path
-from sparkdml.training.job import encode_weights
 
 # torch keeps one list of allowed classes for the whole process.
 _SAFE_GLOBALS = threading.Lock()
 
 
-def take_apart(module: nn.Module) -> tuple[nn.Module, bytes | None]:
-    """The skeleton, and the weights if there are any. Tied weights stay tied in the skeleton."""
-    state: dict[str, Any] = module.state_dict(keep_vars=True)
-    for name, value in state.items():
-        if not isinstance(value, Tensor) or isinstance(value, nn.UninitializedParameter):
-            raise NotPlain(f"its state {name!r} is no tensor of a known shape")
+def plain_skeleton(module: nn.Module) -> nn.Module:
+    """The module without the content of its state, or NotPlain with the reason."""
     try:
-        skeleton = _replace(module, {id(v): _empty(v, "meta") for v in state.values()})
-    except Exception as error:  # a module's own __deepcopy__ may raise anything
-        raise NotPlain(f"it can't be copied: {error}") from error
-    if _shapes(skeleton) != _shapes(module):
-        raise NotPlain("its copy has another state than itself")
-    return skeleton, encode_weights(module) if state else None
+        return make_skeleton(module)
+    except Inseparable as reason:
+        raise NotPlain(str(reason)) from reason
 
 
 def put_together(skeleton: nn.Module, weights: bytes | None, file: str) -> nn.Module:
-    """A module like the one that was taken apart."""
-    state: dict[str, Tensor] = skeleton.state_dict(keep_vars=True)
-    module = _replace(skeleton, {id(v): _empty(v, "cpu") for v in state.values()})
+    """A module like the one that was saved; without weights, anything is in its state."""
+    module = allocate(skeleton)
     if weights is not None:
         try:
             module.load_state_dict(safetensors.torch.load(weights))
@@ -101,20 +92,3 @@ def _check_buildable(value: Any, name: str) -> Any:
     if not is_module and not (callable(value) and module_name == "torch.nn.functional"):
         raise NotPlain(f"it has {name} inside, which is no nn.Module")
     return value
-
-
-def _replace(module: nn.Module, replacements: dict[int, Tensor]) -> nn.Module:
-    """A deep copy in which some tensors are others; one tensor in two places stays one."""
-    memo: dict[int, Any] = dict(replacements)
-    return copy.deepcopy(module, memo)
-
-
-def _empty(tensor: Tensor, device: str) -> Tensor:
-    empty = torch.empty_like(tensor.detach(), device=device)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    return empty
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}

@@ -11,37 +11,41 @@ unsafe-pickle/           what could not be saved otherwise; loads only when allo
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import platform
 import warnings
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
+import safetensors
 import torch
 from pyspark.ml.param import Params
 from pyspark.ml.util import (
     DefaultParamsReader,
-    DefaultParamsWriter,
     MLReadable,
     MLReader,
     MLWritable,
     MLWriter,
 )
-from pyspark.ml.wrapper import JavaWrapper
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import DataError, SetupError
 from sparkdml.feed.columns import Column
 from sparkdml.history import History
-from sparkdml.persistence.folder import Folder
-from sparkdml.persistence.objects import WEIGHTS_FILE, Decoder, Encoder
-from sparkdml.training.job import load_weights
-from sparkdml.training.task import build_module
+from sparkdml.inference.outputs import Output
+from sparkdml.inference.structure import check_state
+from sparkdml.persistence.folder import AnyFolder, open_folder
+from sparkdml.persistence.objects import WEIGHTS_FILE, Decoder, Encoder, measure
+from sparkdml.training.modules import build_module
 
 FORMAT = 1
 _MANIFEST = "objects.json"
 _HISTORY = "history.json"
-_OBJECT_PARAMS = ("model", "loss", "optimizer", "metrics", "callbacks", "strategy", "checkpoint")
+_OBJECT_PARAMS = (
+    *("model", "loss", "step", "optimizer", "parameterGroups", "metrics", "callbacks", "strategy"),
+    *("preprocess", "augment", "collate", "predict", "warmStart", "compile"),
+    *("checkpoint", "tracker"),
+)
 
 Stage = TypeVar("Stage", bound=MLReadable[Any])
 
@@ -54,25 +58,18 @@ class StageWriter(MLWriter):
         self._stage = stage
 
     def save(self, path: str) -> None:
+        self.save_to(open_folder(self.sparkSession, path))
+
+    def save_to(self, folder: AnyFolder) -> None:
         encoder = Encoder()
         manifest = self._encode(encoder)  # all of it, before an older save is removed
-        folder = Folder(self.sparkSession, path)
-        self._check_overwrite(path)
+        folder.prepare(self.shouldOverwrite)
         for name, content in encoder.files.items():
             folder.write(name, content)
         folder.write(_MANIFEST, _to_json(manifest))
         # Last, since nothing loads without it: a save that was cut off is never taken for whole.
-        DefaultParamsWriter.saveMetadata(_without_objects(self._stage), path, self.sparkSession)
+        folder.write_metadata(_without_objects(self._stage))
         encoder.warn_of_pickles()
-
-    def _check_overwrite(self, path: str) -> None:
-        """Remove what is there or raise, as Spark's own stages do it."""
-        overwrite = JavaWrapper(
-            JavaWrapper._new_java_obj("org.apache.spark.ml.util.FileSystemOverwrite")
-        )
-        overwrite._call_java(
-            "handleOverwrite", path, self.shouldOverwrite, self.sparkSession._jsparkSession
-        )
 
     def _encode(self, encoder: Encoder) -> dict[str, Any]:
         stage = self._stage
@@ -84,10 +81,7 @@ class StageWriter(MLWriter):
             "defaults": _encode_params(encoder, stage._defaultParamMap, "default."),
             **self._encode_state(encoder),
         }
-        manifest["files"] = {
-            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for name, content in encoder.files.items()
-        }
+        manifest["files"] = {name: measure(content) for name, content in encoder.files.items()}
         return manifest
 
     def _encode_state(self, encoder: Encoder) -> dict[str, Any]:
@@ -100,13 +94,21 @@ class ModelWriter(StageWriter):
     def _encode_state(self, encoder: Encoder) -> dict[str, Any]:
         stage = self._stage
         encoder.files[_HISTORY] = _to_json(stage.history.to_dict())
+        metrics = stage._metrics
+        found = stage._found_outputs
         return {
             "fitted": {
                 "model": encoder.encode_fitted("model", stage._source, stage._weights),
                 "loss": encoder.encode("loss", stage._loss),
-                "metrics": encoder.encode("metrics", dict(stage._metrics)),
+                "step": encoder.encode("step", stage._step),
+                "metrics": encoder.encode(
+                    "metrics", dict(metrics) if isinstance(metrics, Mapping) else list(metrics)
+                ),
+                "loss_names": list(stage._loss_names),
                 "features": [dataclasses.asdict(column) for column in stage._features],
-                "output_shape": list(stage._output_shape),
+                "inputs": [dataclasses.asdict(column) for column in stage._inputs],
+                "output_shape": stage._output_shape,
+                "outputs": found and [dataclasses.asdict(output) for output in found],
             }
         }
 
@@ -119,14 +121,17 @@ class StageReader(MLReader[Stage], Generic[Stage]):
         self._kind = kind
 
     def load(self, path: str) -> Stage:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        return self.load_from(open_folder(self.sparkSession, path))
+
+    def load_from(self, folder: AnyFolder) -> Stage:
+        path = folder.path
+        metadata = folder.read_metadata()
         wanted = f"{self._kind.__module__}.{self._kind.__name__}"
         if metadata["class"] != wanted:
             found = metadata["class"].rpartition(".")[2]
             raise SetupError(
                 f"{path} holds a {metadata['class']}, not a {wanted}: load it by {found}.load"
             )
-        folder = Folder(self.sparkSession, path)
         manifest = _read_manifest(folder)
         decoder = Decoder(folder, manifest["files"])
         stage = self._build(decoder, manifest)
@@ -136,11 +141,15 @@ class StageReader(MLReader[Stage], Generic[Stage]):
             stage._set(**{name: decoder.decode(name, saved)})
         for name, saved in manifest["defaults"].items():
             stage._setDefault(**{name: decoder.decode(f"default.{name}", saved)})
+        self._finish(stage, manifest)
         result: Stage = stage
         return result
 
     def _build(self, decoder: Decoder, manifest: dict[str, Any]) -> Any:
         return self._kind()
+
+    def _finish(self, stage: Any, manifest: dict[str, Any]) -> None:
+        """What can be told only when the Params are there."""
 
 
 class ModelReader(StageReader[Stage]):
@@ -148,14 +157,14 @@ class ModelReader(StageReader[Stage]):
 
     def _build(self, decoder: Decoder, manifest: dict[str, Any]) -> Any:
         fitted = manifest["fitted"]
-        weights = decoder.read(WEIGHTS_FILE)
+        weights = decoder.read_weights()
         source = decoder.decode("model", fitted["model"])
         with torch.random.fork_rng(devices=[]):  # its first weights are thrown away at once
             module = build_module(source)
         kind: Any = self._kind
         try:
-            load_weights(module, weights)
-        except RuntimeError as error:
+            check_state(module, weights.state())
+        except (RuntimeError, safetensors.SafetensorError) as error:
             raise DataError(
                 f"the model's code has changed since it was saved: {WEIGHTS_FILE} does not fit "
                 f"what {fitted['model']} makes now. {error}"
@@ -169,7 +178,16 @@ class ModelReader(StageReader[Stage]):
             features=tuple(Column(**column) for column in fitted["features"]),
             output_shape=fitted["output_shape"],
             history=History.from_dict(json.loads(decoder.read(_HISTORY))),
+            step=decoder.decode("step", fitted.get("step")),
+            loss_names=tuple(fitted.get("loss_names", ())),
+            inputs=tuple(Column(**column) for column in fitted.get("inputs", ())),
         )
+
+    def _finish(self, stage: Any, manifest: dict[str, Any]) -> None:
+        outputs = manifest["fitted"].get("outputs")
+        if outputs:
+            found = tuple(Output(o["name"], tuple(o["shape"]), o["dtype"]) for o in outputs)
+            stage._probed = (stage.value("predict"), found)
 
 
 class EstimatorPersistence(MLReadable[Any], MLWritable):
@@ -194,7 +212,11 @@ class ModelPersistence(MLReadable[Any], MLWritable):
         return ModelReader(cls)
 
 
-def _without_secrets(value: Any) -> Any:
+def _as_saved(value: Any) -> Any:
+    """A model to begin from is saved as its weights, a checkpoint's place without its secrets."""
+    if isinstance(value, ModelPersistence):
+        model: Any = value
+        return dict(model.module.state_dict())
     if isinstance(value, Checkpoints) and value.storage_options:
         warnings.warn(
             "the storage_options of checkpoint= are not saved: they may hold credentials. Set "
@@ -207,7 +229,7 @@ def _without_secrets(value: Any) -> Any:
 
 def _encode_params(encoder: Encoder, values: dict[Any, Any], prefix: str) -> dict[str, Any]:
     return {
-        param.name: encoder.encode(f"{prefix}{param.name}", _without_secrets(value))
+        param.name: encoder.encode(f"{prefix}{param.name}", _as_saved(value))
         for param, value in values.items()
         if param.name in _OBJECT_PARAMS
     }
@@ -222,7 +244,7 @@ def _without_objects(stage: Any) -> Params:
     return result
 
 
-def _read_manifest(folder: Folder) -> dict[str, Any]:
+def _read_manifest(folder: AnyFolder) -> dict[str, Any]:
     file = folder.name_of(_MANIFEST)
     try:
         manifest: dict[str, Any] = json.loads(folder.read(_MANIFEST))

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.checkpoint.fingerprint import describe_data
 from sparkdml.checkpoint.run import open_run
-from sparkdml.errors import ParameterError, SetupError
+from sparkdml.errors import ParameterError
 from sparkdml.feed.columns import describe_columns
 from sparkdml.feed.feed import FeedPlan
+from sparkdml.observe.observers import Calls, Observer, Observers
 from sparkdml.observe.output_printer import OutputPrinter
+from sparkdml.observe.restart_warnings import RestartWarnings
+from sparkdml.runtime.cluster import find_cluster
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.driver import launch
 from sparkdml.runtime.jobs import is_rdd
@@ -96,23 +99,24 @@ def run(
         name=name or f"sparkdml: {getattr(fn, '__name__', 'run')}",
     )
     feed = make_feed_plan(data, columns, seed)
-    printer = OutputPrinter()
-
-    def handle(rank: int, message: dict[str, Any]) -> None:
-        if message.get("kind") == "output" and logs == "driver":
-            printer.handle(rank, message)
-        if on_event is not None:
-            on_event(rank, message)
-
+    observers: list[Observer] = [RestartWarnings()]
+    if logs == "driver":
+        observers.append(OutputPrinter())
+    if on_event is not None:
+        observers.append(Calls(on_event))
     if checkpoint is None:
-        return launch(session, fn, options, data, feed, handle)
+        with Observers(observers) as everybody:
+            return launch(session, fn, options, data, feed, everybody.handle)
     place = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
     if not isinstance(place, Checkpoints):
         raise ParameterError("checkpoint", checkpoint, "a path, or dml.Checkpoints(path, …)")
     plan = {"function": getattr(fn, "__qualname__", type(fn).__qualname__), "seed": str(seed)}
     known = describe_data(data) if isinstance(data, DataFrame) else {}
-    with open_run(place, session, plan, known, handle) as run_:
-        return launch(session, fn, options, data, feed, handle, run_)
+    with (
+        Observers(observers) as everybody,
+        open_run(place, session, plan, known, everybody.handle) as run_,
+    ):
+        return launch(session, fn, options, data, feed, everybody.handle, run_)
 
 
 def make_feed_plan(
@@ -139,7 +143,7 @@ def make_feed_plan(
 def find_session(
     data: DataFrame | RDD[Any] | None, spark: SparkSession | None = None
 ) -> SparkSession:
-    """The classic session that the data belongs to, the active one, or a new local one."""
+    """The session that the data belongs to, the active one, or a new local one."""
     from pyspark.sql import DataFrame, SparkSession
 
     if spark is None and isinstance(data, DataFrame):
@@ -150,17 +154,12 @@ def find_session(
         from sparkdml.session import session_builder
 
         spark = session_builder().getOrCreate()
-    if not hasattr(spark, "_jsparkSession"):
-        raise SetupError(
-            "training needs a classic Spark session, and this is a Spark Connect session: run the "
-            "script with spark-submit, or in a notebook attached to the cluster itself"
-        )
     return spark
 
 
 def find_resources(spark: SparkSession, cpus: int | None, gpus: int) -> Resources:
     if cpus is None:
-        cpus = int(spark.sparkContext.getConf().get("spark.task.cpus", "1") or 1)
+        cpus = find_cluster(spark).task_cpus()
     if cpus < 1:
         raise ParameterError("cpus_per_worker", cpus, "at least 1, or None for spark.task.cpus")
     if gpus not in (0, 1):

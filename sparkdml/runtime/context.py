@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,9 @@ from sparkdml.errors import (
     ParameterError,
     SetupError,
 )
+from sparkdml.feed.agreement import check_any_full, read_all_first
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.dataset import Dataset
 from sparkdml.feed.feed import Chunk, Feed
 from sparkdml.feed.order import Ints
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from sparkdml.comm.base import Communicator, World
     from sparkdml.runtime.link import Link
     from sparkdml.runtime.plan import Plan
+
+NO_ROWS = "the data has no rows, so there is nothing to train on"
 
 
 class Context:
@@ -92,6 +96,11 @@ class Context:
             self.facts = self._link.ask("facts")
             if self.facts is not None:
                 self._check_facts(self.facts)
+            elif self.plan.counts_rows:
+                self._feed.ingest()  # raises at a bad row, before the first step
+                num_rows = self._feed.num_rows + self._feed.num_validation_rows
+                self._link.ask("rows", num_rows=num_rows)
+            read_all_first(self._feed, self)
         return self._feed
 
     def feed(
@@ -102,7 +111,17 @@ class Context:
         position: Ints | None = None,
     ) -> Iterator[Batch]:
         """One epoch of this worker's own rows; workers may differ in how many batches they get."""
-        return self.data.batches(batch_size, epoch, shuffle, position)
+        batches = self.data.batches(batch_size, epoch, shuffle, position)
+        if self.data.plan.drop_last and epoch == 0 and position is None:
+            return check_any_full(batches, batch_size, self)
+        return batches
+
+    def dataset(self, epoch: int = 0) -> Dataset:
+        """This worker's own rows as a dataset to be built up as in tf.data; see `dml.Dataset`.
+
+        Each pass over it is the next epoch, from `epoch` on.
+        """
+        return Dataset.over(self.data, epoch)
 
     def batches(self, batch_size: int, epoch: int = 0, shuffle: bool = True) -> Iterator[Batch]:
         """As `feed`, but equally many on every rank: empty ones until the last rank is done."""
@@ -123,6 +142,10 @@ class Context:
     def reached(self, step: int) -> None:
         """Where this rank is, should it fail."""
         self._link.step = step
+
+    def on_stop_request(self, handle: Callable[[str], None]) -> None:
+        """Call `handle(reason)`, on another thread, when the driver asks for an early end."""
+        self._link.on_stop_request(handle)
 
     def log(self, **values: float | int | str) -> None:
         """Send numbers and short texts to the driver, where `on_event` sees them."""
@@ -156,7 +179,7 @@ class Context:
         kept = self.plan.spools.get(self.rank)
         if kept is not None:
             try:
-                feed = Feed.reopen(kept.folder, plan, self.device)
+                feed = Feed.reopen(kept.folder, plan, self.device, self.rank)
             except (OSError, ValueError) as error:
                 self._link.ask("spool-lost", rank=self.rank)  # the driver will go back to Spark
                 raise CommunicationError(f"the spool {kept.folder} is gone: {error}") from error
@@ -164,8 +187,10 @@ class Context:
             return feed
         assert self._chunks is not None, "a run with data has chunks"
         if self.plan.checkpoint is None:
-            return Feed(self._chunks, plan, self._spool_directory, self.device)
-        feed = Feed(self._chunks, plan, self._spool_directory, self.device, self._spooled)
+            return Feed(self._chunks, plan, self._spool_directory, self.device, rank=self.rank)
+        feed = Feed(
+            self._chunks, plan, self._spool_directory, self.device, self._spooled, self.rank
+        )
         self._spooled(str(feed.folder), whole=False)  # to be removed, should this process die
         return feed
 
@@ -178,7 +203,7 @@ class Context:
         if facts["refusal"]:
             raise CheckpointError(facts["refusal"])  # the same on every rank
         if not facts["num_rows"]:
-            raise DataError("the data has no rows, so there is nothing to train on")
+            raise DataError(NO_ROWS)
         if facts["problem"]:
             assert self._feed is not None
             self._feed.ingest()  # raises if the row is one of ours

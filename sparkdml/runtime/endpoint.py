@@ -55,7 +55,7 @@ class Endpoint:
         self._lock = threading.Lock()
         self.members: dict[tuple[str, int], Member] = {}
         self._wires: set[Wire] = set()
-        self._own_error: Exception | None = None
+        self.own_error: Exception | None = None
         self._listener = socket.create_server((host, 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="sparkdml-endpoint", daemon=True)
@@ -65,8 +65,8 @@ class Endpoint:
 
     def failure(self) -> Exception | None:
         """The first cause of a failure, once it is certain enough; None while all is well."""
-        if self._own_error is not None:
-            return self._own_error
+        if self.own_error is not None:
+            return self.own_error
         now = time.monotonic()
         with self._lock:
             members = sorted(self.members.values(), key=lambda member: member.changed)
@@ -104,6 +104,17 @@ class Endpoint:
         for wire in wires:
             with contextlib.suppress(OSError):  # gone already
                 wire.send({"stop": True})
+
+    def request_stop(self, reason: str) -> bool:
+        """Ask the workers to end after the step that they are in; False if there are none."""
+        with self._lock:
+            wires = list(self._wires)
+        asked = False
+        for wire in wires:
+            with contextlib.suppress(OSError):  # gone already
+                wire.send({"please": "stop", "reason": reason})
+                asked = True
+        return asked
 
     def all_gone(self) -> bool:
         """Whether every worker that ever came has left."""
@@ -167,7 +178,7 @@ class Endpoint:
                 answer = self._answer(member.rank, message)
             except Exception as error:
                 # A mistake at the driver, on a thread that nobody would hear: it ends the run.
-                answer, self._own_error = None, self._own_error or error
+                answer, self.own_error = None, self.own_error or error
             wire.send({"answer": answer, "number": message.get("number")})
         elif kind in ("failed", "done"):
             with self._lock:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sparkdml.feed.rows import rank_of_hash, shard_rdd
 from sparkdml.feed.sharding import DataFacts, read_facts, shard_dataframe
+from sparkdml.runtime.cluster import is_connect
 from sparkdml.runtime.plan import Plan
 from sparkdml.runtime.worker import RESULT_SCHEMA, Body, run_arrow_worker, run_worker
 
@@ -40,24 +41,28 @@ class ArrowJob:
         body: Body,
         profile: ResourceProfile | None,
     ) -> None:
-        from pyspark.sql import SparkSession
-
         count = plan.role.count
-        self._has_rows = not isinstance(source, SparkSession)
-        if isinstance(source, SparkSession):
-            rows = source.range(0, count, 1, numPartitions=count)
+        self._has_rows = plan.source != "none"
+        if not self._has_rows:
+            self._session = cast("SparkSession", source)
+            rows = self._session.range(0, count, 1, numPartitions=count)
         else:
             assert plan.feed is not None
+            source = cast("DataFrame", source)
+            self._session = source.sparkSession
             missing = [rank for rank in range(count) if rank not in plan.spools]
             rows = shard_dataframe(source, plan.feed, count, missing if plan.spools else None)
         worker = partial(run_arrow_worker, plan, body)
-        self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=True, profile=profile)
+        options: dict[str, Any] = {} if profile is None else {"profile": profile}
+        self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=True, **options)
 
     def collect(self) -> Parts:
         return [(row.rank, row.part, bytes(row.payload)) for row in self._query.collect()]
 
     def facts(self) -> DataFacts | None:
-        return read_facts(self._query) if self._has_rows else None
+        if not self._has_rows or is_connect(self._session):
+            return None
+        return read_facts(self._query)
 
 
 class RowsJob:

@@ -11,6 +11,7 @@ import queue
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from sparkdml.errors import CommunicationError, SetupError
@@ -31,7 +32,8 @@ class Link:
             raise SetupError(
                 f"rank {rank} on {host} can't reach the driver at "
                 f"{plan.driver_host}:{plan.driver_port}: {error}. Open the driver's ports to the "
-                "executors, or set spark.driver.host to an address that they can reach"
+                "executors, or set spark.driver.host (on Spark Connect: "
+                "spark.sparkdml.driver.host) to an address that they can reach"
             ) from error
         self._wire.send(
             {
@@ -50,6 +52,8 @@ class Link:
         self._stopped = threading.Event()
         self._closing = False
         self._has_failed = False
+        self._stop_request: str | None = None
+        self._on_stop_request: Callable[[str], None] | None = None
         self._num_questions = 0
         self._sending = threading.Lock()
         self._threads = [
@@ -83,6 +87,12 @@ class Link:
         finally:
             self._answers.pop(number, None)
         return None if answer is None else answer.get("answer")
+
+    def on_stop_request(self, handle: Callable[[str], None]) -> None:
+        """Call `handle(reason)`, on another thread, when the driver asks for an early end."""
+        self._on_stop_request = handle
+        if self._stop_request is not None:
+            handle(self._stop_request)  # it came before anybody was there to hear it
 
     def wait_for_the_end(self, timeout_seconds: float) -> None:
         """Until the driver ends the run, or is gone."""
@@ -142,7 +152,11 @@ class Link:
 
     def _receive_all(self) -> None:
         while (message := self._wire.receive()) is not None:
-            if "stop" in message:
+            if message.get("please") == "stop":
+                self._stop_request = str(message.get("reason"))
+                if self._on_stop_request is not None:
+                    self._on_stop_request(self._stop_request)
+            elif "stop" in message:
                 self._stopped.set()
             elif (waiting := self._answers.get(message.get("number", 0))) is not None:
                 waiting.put(message)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
+from sparkdml.checkpoint.stores.relay import RelayPlace
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.runtime.spools import KeptSpool
 
@@ -46,6 +47,7 @@ class Options:
     name: str = "sparkdml"
     timeline: bool = False  # whether workers record spans
     forwards_output: bool = False  # whether what workers print and log is shown at the driver
+    keeps_on_interrupt: bool = False  # whether Ctrl-C asks the workers to end in good order
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,6 @@ class Plan:
     heartbeat_seconds: float = 1.0
     timeline: bool = False  # whether to record spans
     forwards_output: bool = False
+    depot: RelayPlace | None = None  # where what is large is fetched and left; None: by Spark
+    cargo_bytes: int = 0  # from how many bytes on something is large
+    counts_rows: bool = False  # whether workers must look at all rows first, as Spark can't tell

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.errors import NotEnoughSlots, ParameterError, SetupError
@@ -16,6 +18,22 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 
 
+_OPEN_WIRES_REFUSED = (
+    "spark.authenticate",
+    "spark.network.crypto.enabled",
+    "spark.ssl.rpc.enabled",
+)
+_CHECKED = (
+    "spark.dynamicAllocation.enabled",
+    "spark.speculation",
+    "spark.io.encryption.enabled",
+    *_OPEN_WIRES_REFUSED,
+)
+CARGO_BYTES = 64 << 20  # what is larger goes beside Spark's channels
+
+Setting = Callable[[str], str | None]
+
+
 def is_local(sc: SparkContext) -> bool:
     """Whether driver and workers are one machine and one JVM: `local`, `local[n]`."""
     return sc.master == "local" or str(sc.master).startswith("local[")
@@ -24,6 +42,31 @@ def is_local(sc: SparkContext) -> bool:
 def driver_host(sc: SparkContext) -> str:
     """The address at which workers reach the driver, and the only one that is listened on."""
     return "127.0.0.1" if is_local(sc) else str(sc.getConf().get("spark.driver.host", "127.0.0.1"))
+
+
+def read_settings(setting: Setting) -> dict[str, str]:
+    """Those that are checked before a run."""
+    found = {key: setting(key) for key in _CHECKED}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def cargo_threshold(setting: Setting) -> int | None:
+    """From how many bytes on things go beside Spark's channels; None where they never may.
+
+    A result must stay well below spark.driver.maxResultSize, which counts those of all tasks.
+    """
+    if any(_is_true(read_settings(setting), key) for key in _OPEN_WIRES_REFUSED):
+        return None
+    limit = _bytes(setting("spark.driver.maxResultSize") or "1g")
+    return min(CARGO_BYTES, limit // 16) if limit else CARGO_BYTES
+
+
+def _bytes(text: str) -> int:
+    """A size as Spark writes it: "1g", "512m", "0" for no limit, plain bytes."""
+    found = re.fullmatch(r"\s*(\d+)\s*([kmgtp]?)b?\s*", text.lower())
+    if found is None:
+        return 1 << 30  # Spark itself will say what is wrong with it
+    return int(found[1]) << (10 * " kmgtp".index(found[2] or " "))
 
 
 def check_settings(conf: dict[str, str], *, many: bool, spools: bool) -> None:
@@ -39,7 +82,7 @@ def check_settings(conf: dict[str, str], *, many: bool, spools: bool) -> None:
             "spark.speculation is true: a worker that Spark finds slow would run a second time "
             "beside itself. Start the session with spark.speculation=false"
         )
-    for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.ssl.rpc.enabled"):
+    for key in _OPEN_WIRES_REFUSED:
         if many and _is_true(conf, key):
             raise SetupError(
                 f"{key} is true, but neither Horovod's nor torch's Gloo sockets authenticate or "
@@ -55,7 +98,7 @@ def check_settings(conf: dict[str, str], *, many: bool, spools: bool) -> None:
 
 def check_relay(conf: dict[str, str], needs_relay: bool, url: str) -> None:
     """The relay asks for a token, but its bytes travel in the open."""
-    for key in ("spark.authenticate", "spark.network.crypto.enabled", "spark.ssl.rpc.enabled"):
+    for key in _OPEN_WIRES_REFUSED:
         if needs_relay and _is_true(conf, key):
             raise SetupError(
                 f"{key} is true, but checkpoints in {url} go from the workers to the driver "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +57,9 @@ def recover(
                     "cause": one_line(error),
                     "from_step": max(newest, 0),
                     "workers": num_workers,
+                    "without_progress": restarts.count,
+                    "allowed": max_restarts,
                 },
-            )
-            warnings.warn(
-                f"{one_line(error)}. Going on from step {max(newest, 0)} (restart {restarts.count} "
-                f"of {max_restarts} without progress)",
-                stacklevel=2,
             )
         except BaseException as interruption:
             spools.left_behind()

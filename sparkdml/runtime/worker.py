@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from pyspark import BarrierTaskContext, cloudpickle
+from pyspark import BarrierTaskContext
 
 from sparkdml.comm.base import World
 from sparkdml.comm.environment import process_environment, temporary_environment
@@ -24,6 +24,7 @@ from sparkdml.errors import SetupError
 from sparkdml.feed.arrow import read_arrow
 from sparkdml.feed.rows import read_rows
 from sparkdml.observe.worker_output import WorkerOutput
+from sparkdml.runtime.cargo.carrier import fetch, pickle_result, release
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.link import Link
 from sparkdml.runtime.plan import Plan
@@ -89,8 +90,8 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
         # Closed before anything else is: last words are sent while there is a wire.
         output = WorkerOutput(link, ctx.host) if plan.forwards_output else nullcontext()
         with output:
-            result = body(ctx)
-        payload: bytes = cloudpickle.dumps(result)  # type: ignore[no-untyped-call]
+            result = fetch(body, plan.depot, spool_directory())(ctx)
+        payload = pickle_result(result, plan.depot, plan.cargo_bytes)
         ctx.close_feed()
         for _ in source:
             pass  # Spark reuses a Python worker only if its input was read to the end
@@ -100,6 +101,7 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
         raise
     finally:
         ctx.close(failed)
+        release(body, spool_directory())
         _leave_foreign_groups(failed)
     return payload
 

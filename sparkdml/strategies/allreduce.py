@@ -59,7 +59,7 @@ class AllReduce(StepStrategy):
             work.wait()
         self._works = []
         self._missing = [bucket.num_parameters for bucket in self._buckets]
-        return Totals.of(task.params.stats.tolist())
+        return task.totals()
 
     def _gradient_is_ready(self, index: int) -> None:
         """In backward: send every bucket that is full, in order, but for the last.

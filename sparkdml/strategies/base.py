@@ -20,6 +20,7 @@ class Strategy(ABC):
     """How the workers of a run come to one model."""
 
     backend: str = "auto"  # of the communicator that the workers open
+    steps_together = False  # whether all ranks compute each step's gradient at the same time
 
     @abstractmethod
     def roles(self, num_workers: int) -> list[Role]:
@@ -40,6 +41,8 @@ class Strategy(ABC):
 
 class StepStrategy(Strategy):
     """Synchronous steps: every rank computes a gradient, all agree on one, all apply it."""
+
+    steps_together = True
 
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers)]

@@ -55,6 +55,20 @@ class FaultAt(Callback):
         return "FaultAt()"  # its details are no part of what is trained
 
 
+class StopAt(Callback):
+    """Asks for the run's end at one rank, after one step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_step_end(self, training: Training) -> None:
+        if (training.ctx.rank, training.step) == (self.rank, self.step):
+            training.request_stop("somebody asked")
+
+    def __repr__(self) -> str:
+        return "StopAt()"  # when is no part of what is trained
+
+
 def strike(kind: Kind) -> None:
     """Do it, to this very process or to its executor."""
     if kind == "raise":

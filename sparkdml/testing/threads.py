@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from sparkdml.feed.order import Ints
 from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.task import Task, TaskPlan
+from sparkdml.training.task import Task, TaskPlan, build_module
 from sparkdml.training.training import Schedule, Training
 
 Rows = dict[str, Tensor]
@@ -50,6 +50,9 @@ class ThreadContext:
     def reached(self, step: int) -> None:
         """Nobody is watching."""
 
+    def on_stop_request(self, handle: Any) -> None:
+        """There is no driver who might ask."""
+
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
 
@@ -69,12 +72,13 @@ def train_on_threads(
     schedule: Schedule,
     parts: Sequence[Rows],
     held_out: Sequence[Rows] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
     seed: int = 0,
 ) -> list[Training]:
     """One thread for each part of the rows; every rank's `Training` after the run.
 
-    `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster.
+    `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster, and so may
+    `callbacks` be a function; a list of them is shared by the ranks.
     """
     building = threading.Lock()
 
@@ -86,7 +90,8 @@ def train_on_threads(
             comm, parts[comm.rank], held_out[comm.rank] if held_out else None
         )
         strategy: Strategy = strategy_of()
-        training = Training(context, task, schedule, callbacks, strategy)
+        own = callbacks() if callable(callbacks) else callbacks
+        training = Training(context, task, schedule, own, strategy)
         strategy.run("worker", training)
         return training
 
@@ -98,12 +103,14 @@ def train_alone(
 ) -> nn.Module:
     """The reference: plain torch in one process, one step for each given batch."""
     torch.manual_seed(seed)
-    module: nn.Module = plan.model if isinstance(plan.model, nn.Module) else plan.model()
-    optimizer = plan.optimizer(module.parameters())
+    module, make_optimizer, loss_of = build_module(plan.model), plan.optimizer, plan.loss
+    assert not isinstance(make_optimizer, Mapping), "one optimizer"
+    assert loss_of is not None, "no step of one's own"
+    optimizer = make_optimizer(module.parameters())
     for batch in batches:
         optimizer.zero_grad()
         outputs = module(*(batch[name] for name in plan.features))
-        loss = plan.loss(outputs, batch[plan.label] if plan.label else None)
+        loss = loss_of(outputs, batch[plan.label] if plan.label else None)
         loss.mean().backward()  # type: ignore[no-untyped-call]
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(module.parameters(), clip_norm)

@@ -35,6 +35,7 @@ class Epoch:
         self._started = time.perf_counter()
         self._batch_rows = 0
         self._checkpoint_is_due = False
+        self._stop_is_agreed = False
 
     @classmethod
     def load(
@@ -42,8 +43,11 @@ class Epoch:
     ) -> Epoch:
         """The epoch that a checkpoint was taken in, from there on."""
         epoch = cls(training, state["number"])
-        totals = dict(state["totals"])
-        epoch.totals = Totals(**{**totals, "metrics": tuple(totals["metrics"])})
+        totals: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in state["totals"].items()
+        }
+        epoch.totals = Totals(**totals)
         epoch.steps = state["steps"]
         epoch._seconds_before = state["seconds"]
         epoch.own_rows = epoch.rows_before = own_rows
@@ -75,27 +79,32 @@ class Epoch:
         )
         training.spans.start_step(training.step + 1)
         for batch in chain(own, repeat(Batch.empty())):
-            if training.is_replayed:
+            if training.is_replayed or training.is_interrupted:
                 return
             training.clock.lap("data")
             training.spans.lap("feed wait")
             self.own_rows += batch.num_rows
             self._batch_rows = batch.num_rows
             self._vote()
+            for callback in training.step_start_callbacks:
+                callback.on_step_start(training)
             yield batch
             training.spans.start_step(training.step + 1)
 
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""
+        self._stop_is_agreed = bool(totals.stops)
         if not totals.rows:
             self._training.spans.end_step("end of epoch")
+            if self._stop_is_agreed:
+                self._training.interrupt()
             return False
         if not math.isfinite(totals.loss):
             self._not_finite(totals.loss)
         self.totals += totals
         self.steps += 1
         self._checkpoint_is_due = bool(totals.wishes) and not totals.objections
-        loss = totals.loss / max(totals.weight, 1e-30)
+        loss = totals.mean_loss
         self._training.reports.count(self._training.step + 1, loss)
         if self._training.schedule.stop_at_step is not None:
             self._training.losses.append(loss)
@@ -114,19 +123,26 @@ class Epoch:
             training.spans.lap("callbacks")
         training.spans.end_step()
         training.clock.lap("compute")
-        if self._checkpoint_is_due:
+        if self._checkpoint_is_due and not self._stop_is_agreed:  # which has one of its own
             self._checkpoint_is_due = False
             training.save(self, "step")
             training.clock.lap("checkpoint")
         training.reports.tick(self, self._batch_rows)
+        if self._stop_is_agreed:
+            training.interrupt()
 
     def _vote(self) -> None:
-        """Rank 0's clock says when a checkpoint is due; any rank may object that it is busy."""
+        """Rank 0's clock says when a checkpoint is due; any rank may object that it is busy.
+
+        Any rank may ask for the run's end.
+        """
         training, checkpoint = self._training, self._training.checkpoint
+        stops = float(training.stop_request is not None)
         if checkpoint is None or not checkpoint.writes:
+            training.task.vote = (0.0, 0.0, stops)
             return
         wish = training.ctx.rank == 0 and checkpoint.due(training.step + 1)
-        training.task.vote = (float(wish), float(checkpoint.busy))
+        training.task.vote = (float(wish), float(checkpoint.busy), stops)
 
     def _not_finite(self, loss: float) -> NoReturn:
         """Every rank sees the same total, so every rank asks whose it is, and says the same."""

@@ -14,11 +14,14 @@ from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.checkpoint.fingerprint import describe, describe_data
 from sparkdml.checkpoint.manifest import Manifest
 from sparkdml.checkpoint.run import CheckpointedRun, open_run
+from sparkdml.comm.backends import resolve_backend
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.sharding import count_rows, warn_if_not_deterministic
 from sparkdml.runtime.driver import OnEvent, launch
 from sparkdml.runtime.plan import Options
+from sparkdml.training.forward import OutputShape
 from sparkdml.training.job import ReplayJob, TrainingJob, TrainingResult
+from sparkdml.warm_start import describe_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +32,7 @@ class Fitted:
     """What a fit brings home."""
 
     result: TrainingResult
-    output_shape: list[int]
+    output_shape: OutputShape | None  # unknown where a step= stands between module and outputs
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,16 @@ class Fit:
             return collect(self._launch(self.job, self.options, on_event, run))
 
     def start(self) -> dict[str, Any]:
-        """What is told of the run when it begins."""
+        """What is told of the run when it begins; some is unknown if Spark's slots decide it."""
+        workers, schedule = self.options.num_workers, self.job.schedule
         return {
             "name": self.options.name,
             "strategy": repr(self.job.strategy),
-            "backend": self.options.backend,
-            "workers": self.options.num_workers,
-            "epochs": self.job.schedule.epochs,
-            "batch_size": self.job.schedule.batch_size,
+            "backend": resolve_backend(self.options.backend, workers or 2),
+            "workers": workers,
+            "epochs": schedule.epochs,
+            "batch_size": schedule.batch_size,
+            "global_batch": workers and workers * schedule.batch_size * schedule.accumulate,
             "seed": self.options.seed,
             "plan": self.describe(),
         }
@@ -99,6 +104,7 @@ class Fit:
             "model": describe(self.module),
             "loss": describe(task.loss, weights=True),
             "optimizer": describe(task.optimizer),
+            **self._describe_options(),
             "metrics": describe(task.metrics),
             "callbacks": describe(self.job.callbacks),
             "strategy": describe(self.job.strategy),
@@ -112,11 +118,32 @@ class Fit:
             "seed": describe(self.options.seed),
         }
 
+    def _describe_options(self) -> dict[str, str]:
+        """Only those that are used, so that runs which know nothing of them stay what they are."""
+        task = self.job.task
+        options = {
+            "step": task.step,
+            "parameterGroups": task.parameter_groups,
+            "weightCol": task.weight,
+            "precision": None if task.precision == "float32" else task.precision,
+            "compile": task.compile or None,
+            "syncBatchNorm": task.sync_batch_norm or None,
+            "warmStart": None if task.warm_start is None else describe_state(task.warm_start),
+            "inputCols": tuple(column.name for column in self.feed.inputs) or None,
+            "preprocess": self.feed.preprocess,
+            "collate": self.feed.collate,
+            "augment": self.feed.augment,
+            "samplingCol": self.feed.sampling,
+            "stratifyCol": self.feed.stratify,
+            "dropLast": self.feed.drop_last or None,
+        }
+        return {name: describe(value) for name, value in options.items() if value is not None}
+
 
 def collect(returned: list[Any]) -> Fitted:
     """From what every rank returned."""
     result = next(result for _, result in returned if result is not None)
-    shape = next(shape for shape, _ in returned if shape is not None)
+    shape = next((shape for shape, _ in returned if shape is not None), None)
     return Fitted(result, shape)
 
 

@@ -54,6 +54,19 @@ class FlatParams:
             parameter.grad = self.grads[start:stop].view(parameter.shape)
             start = stop
 
+    def grads_of(self, parameters: list[nn.Parameter]) -> Tensor:
+        """The gradients of some of the parameters that lie side by side, as those of a module."""
+        wanted = {id(parameter) for parameter in parameters}
+        inside: list[tuple[int, int]] = []
+        position = 0
+        for parameter in self.parameters:
+            if id(parameter) in wanted:
+                inside.append((position, position + parameter.numel()))
+            position += parameter.numel()
+        start, stop = inside[0][0], inside[-1][1]
+        assert stop - start == sum(b - a for a, b in inside), "they don't lie side by side"
+        return self.grads[start:stop]
+
     def zero(self) -> None:
         """Gradients and stats of nothing."""
         self._buffer.zero_()

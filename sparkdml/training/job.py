@@ -11,7 +11,8 @@ from sparkdml.checkpoint.encoding import Stream, take_apart
 from sparkdml.checkpoint.state import State
 from sparkdml.runtime.context import Context
 from sparkdml.strategies.base import Strategy
-from sparkdml.training.callbacks import Callback
+from sparkdml.training.callbacks.base import Callback
+from sparkdml.training.forward import OutputShape
 from sparkdml.training.task import Task, TaskPlan
 from sparkdml.training.training import Schedule, Training
 
@@ -35,8 +36,8 @@ class TrainingJob:
     strategy: Strategy
     callbacks: tuple[Callback, ...] = ()
 
-    def __call__(self, ctx: Context) -> tuple[list[int] | None, TrainingResult | None]:
-        """One row's output shape, where this rank had rows; and at rank 0 the result."""
+    def __call__(self, ctx: Context) -> tuple[OutputShape | None, TrainingResult | None]:
+        """One row's output shape, where this rank's rows told it; and at rank 0 the result."""
         training = self.train(ctx)
         task = training.task
         if ctx.rank:

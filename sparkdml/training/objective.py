@@ -3,6 +3,9 @@
 Losses that torch brings are asked for their sum, and weighted by what their own mean divides by:
 the elements, or for the class losses the weights of the classes, where ignored rows weigh nothing.
 Any other callable may give one value a row, or a scalar, which is taken for the batch's mean.
+
+With weights for the rows, the mean is the weighted one: sum of w * l over sum of w, where l is what
+torch's own mean would make of the row.
 """
 
 from __future__ import annotations
@@ -36,14 +39,14 @@ LossFunction = Callable[[Any, Any], Tensor]
 class Objective:
     """A loss function, as the sum over the rows and the weight that the sum is of."""
 
-    def __init__(self, loss: LossFunction) -> None:
+    def __init__(self, loss: LossFunction, weighted: bool = False) -> None:
         # With reduction="sum" the user wants the gradient of the sum: nothing divides it.
         self.is_sum = getattr(loss, "reduction", None) == "sum"
         self._is_known = isinstance(loss, (*ELEMENTWISE, *CLASS_INDEX))
         self._loss = loss
         if isinstance(loss, nn.Module) and getattr(loss, "reduction", None) in REDUCTIONS:
             own: Any = copy.deepcopy(loss)
-            own.reduction = "sum" if self._is_known else "none"
+            own.reduction = "sum" if self._is_known and not weighted else "none"
             self._loss = own
 
     def to(self, device: torch.device) -> None:
@@ -51,45 +54,77 @@ class Objective:
         if isinstance(self._loss, nn.Module):
             self._loss.to(device)
 
-    def __call__(self, outputs: Any, targets: Any, num_rows: int) -> tuple[Tensor, Tensor | float]:
+    def __call__(
+        self, outputs: Any, targets: Any, num_rows: int, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | float]:
         """The sum of the loss over the rows, and its weight."""
         if self._is_known:
             targets = fit_targets(self._loss, outputs, targets)
-            return self._loss(outputs, targets), self._known_weight(targets, num_rows)
-        values = self._loss(outputs, targets)
-        if not isinstance(values, Tensor):
-            raise ParameterError("loss", type(values).__name__, "a function that returns a tensor")
-        if values.dim() == 0:
-            return (values if self.is_sum else values * num_rows), float(num_rows)
-        if values.shape[0] != num_rows:
-            raise ParameterError(
-                "loss",
-                f"a result of shape {list(values.shape)}",
-                f"a scalar or one value for each of the {num_rows} rows",
-            )
-        # Several values a row (several outputs) count as their mean, as in torch's own reduction.
-        by_row = values.reshape(num_rows, -1)
-        return (by_row.sum() if self.is_sum else by_row.mean(dim=1).sum()), float(num_rows)
+            values = self._loss(outputs, targets)
+            if weights is None:
+                return values, self._known_weight(targets, num_rows)
+            by_row = values.reshape(num_rows, -1).sum(dim=1)
+            return (by_row * weights).sum(), self._known_row_weights(targets, num_rows, weights)
+        return sum_rows(self._loss(outputs, targets), num_rows, weights, self.is_sum, "loss")
 
     def _known_weight(self, targets: Tensor, num_rows: int) -> Tensor | float:
         """What the mean of torch's own loss divides by."""
         if isinstance(self._loss, CLASS_INDEX):
             if targets.is_floating_point():  # probabilities of the classes
-                return float(num_rows)
+                return float(targets.numel() / targets.shape[1])
             return self._class_weight(targets)
         return float(targets.numel())
+
+    def _known_row_weights(self, targets: Tensor, num_rows: int, weights: Tensor) -> Tensor:
+        """The same for each row, times the row's own weight, summed."""
+        if isinstance(self._loss, CLASS_INDEX) and not targets.is_floating_point():
+            kept = self._class_weights(targets).expand(targets.shape)
+            return (kept.reshape(num_rows, -1).sum(dim=1) * weights).sum()
+        return weights.sum() * (self._known_weight(targets, num_rows) / num_rows)
 
     def _class_weight(self, targets: Tensor) -> Tensor | float:
         """The weights of the classes of all rows kept."""
         loss: Any = self._loss
         if loss.weight is None and loss.ignore_index == -100:  # torch's default: nothing ignored
             return float(targets.numel())
+        return self._class_weights(targets).sum()
+
+    def _class_weights(self, targets: Tensor) -> Tensor:
+        loss: Any = self._loss
         kept: Tensor = targets != loss.ignore_index
-        weights: Tensor | float = 1.0
-        if loss.weight is not None:
-            weights = loss.weight[torch.where(kept, targets, 0)]
-        total: Tensor = (weights * kept).sum()
-        return total
+        if loss.weight is None:
+            return kept.float()
+        weights: Tensor = loss.weight[torch.where(kept, targets, 0)]
+        return weights * kept
+
+
+def sum_rows(
+    values: Any, num_rows: int, weights: Tensor | None, is_sum: bool, parameter: str
+) -> tuple[Tensor, Tensor | float]:
+    """What a function gave, a scalar or one value a row, as a sum and its weight."""
+    if not isinstance(values, Tensor):
+        raise ParameterError(parameter, type(values).__name__, "a function that returns a tensor")
+    if values.dim() == 0:
+        if weights is not None:
+            raise ParameterError(
+                parameter,
+                "a function that returns a scalar",
+                "a function that returns one value a row, since weightCol is set",
+                "Leave out the mean over the rows, for instance by reduction='none'.",
+            )
+        return (values if is_sum else values * num_rows), float(num_rows)
+    if values.shape[0] != num_rows:
+        raise ParameterError(
+            parameter,
+            f"a result of shape {list(values.shape)}",
+            f"a scalar or one value for each of the {num_rows} rows",
+        )
+    # Several values a row (several outputs) count as their mean, as in torch's own reduction.
+    by_row = values.reshape(num_rows, -1)
+    by_row = by_row.sum(dim=1) if is_sum else by_row.mean(dim=1)
+    if weights is None:
+        return by_row.sum(), float(num_rows)
+    return (by_row * weights).sum(), weights.sum()
 
 
 def fit_targets(loss: LossFunction, outputs: Any, targets: Any) -> Any:

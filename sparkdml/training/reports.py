@@ -55,7 +55,7 @@ class Reports:
             losses=losses,
             rows=epoch.totals.rows,
             of=epoch.rows_in_all,
-            loss=epoch.totals.loss / max(epoch.totals.weight, 1e-30),
+            loss=epoch.totals.mean_loss,
         )
 
     def tell_rank(self) -> None:

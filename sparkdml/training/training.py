@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from sparkdml.checkpoint.checkpointer import Checkpointer
 from sparkdml.checkpoint.fingerprint import describe
 from sparkdml.checkpoint.manifest import Kind
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.errors import CheckpointError, DataError
-from sparkdml.feed.position import nothing_read, owned
+from sparkdml.feed.position import nothing_read
 from sparkdml.observe.step_clock import StepClock
 from sparkdml.runtime.context import Context
-from sparkdml.runtime.randomness import random_state, restore_random_state, seed_rank
-from sparkdml.training.buffers import merge_buffers
-from sparkdml.training.callbacks import Callback
+from sparkdml.runtime.randomness import seed_rank
+from sparkdml.training.callbacks.base import Callback, overriding
 from sparkdml.training.epoch import Epoch
+from sparkdml.training.epoch_row import make_row
 from sparkdml.training.reports import Reports
-from sparkdml.training.task import Task, Totals
+from sparkdml.training.run_state import frozen, load_state, take_state
+from sparkdml.training.schedule import Schedule as Schedule
+from sparkdml.training.step_function import StepContext
+from sparkdml.training.sync_batch_norm import BatchNormGroup
+from sparkdml.training.task import Task
 
 if TYPE_CHECKING:
     from sparkdml.strategies.base import Strategy
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long to train, and on how many rows at once."""
-
-    epochs: int
-    batch_size: int
-    accumulate: int = 1  # batches whose gradients are added up before a step
-    shuffle: bool = True
-    validates: bool = False
-    stop_at_step: int | None = None  # a replay ends there, in the middle of an epoch if need be
 
 
 @dataclass
@@ -52,7 +45,9 @@ class Training:
     history: list[dict[str, float]] = field(default_factory=list)
     step: int = 0  # optimizer steps so far
     first_step_time: float = 0.0
-    stopped: str | None = None
+    stopped: str | None = None  # why it ends before its last epoch
+    stop_request: str | None = None  # this rank's wish to end it after a step
+    is_interrupted: bool = False  # ended after a step that all ranks agreed on
     losses: list[float] = field(default_factory=list)  # of each step, where a replay wants them
     clock: StepClock = field(default_factory=StepClock)
 
@@ -60,12 +55,20 @@ class Training:
         self.reports = Reports(self.ctx, self.clock)
         self.spans = self.task.spans = self.ctx.spans
         self.epoch: Epoch | None = None  # the one that is being trained
-        # Those that override it: a call for each step is not free.
-        self.step_callbacks = [
-            callback
-            for callback in self.callbacks
-            if type(callback).on_step_end is not Callback.on_step_end
-        ]
+        self._last_saved: int | None = None  # the step of the last checkpoint, if of its kind
+        self.step_callbacks: list[Callback] = overriding(self.callbacks, "on_step_end")
+        self.step_start_callbacks: list[Callback] = overriding(self.callbacks, "on_step_start")
+        for callback in overriding(self.callbacks, "on_gradient"):
+            self.task.on_agreed.append(partial(callback.on_gradient, self))
+        # Parameters that stand in for the trained ones wherever the model is judged or kept.
+        self.result_values: Tensor | None = None
+        self.task.forward.context = StepContext(self.ctx.device, self.ctx, self._progress)
+        self.task.forward.context.training = True
+        if self.task.plan.sync_batch_norm and self.ctx.size > 1:
+            self.task.batch_norm_group = BatchNormGroup(
+                self.task.module, self.ctx.comm, self.ctx.device
+            )
+        self.ctx.on_stop_request(self.request_stop)
         resumed = None if self.checkpoint is None else self.checkpoint.resumed
         # The rows of one step stay what they were when the run began, however many workers share
         # them now.
@@ -112,9 +115,18 @@ class Training:
         self.epoch = epoch
         while epoch.number < self.schedule.epochs and self.stopped is None:
             self.epoch = epoch
+            if not epoch.steps:
+                for callback in self.callbacks:
+                    callback.on_epoch_start(self)
             yield epoch
             if self.is_replayed:
                 return
+            if (
+                self.is_interrupted
+                and self.checkpoint is not None
+                and self._last_saved != self.step
+            ):
+                self.save(epoch, "step")  # the next fit goes on from here, as after a failure
             self._close(epoch)
             epoch = Epoch(self, epoch.number + 1)
             is_last = epoch.number == self.schedule.epochs or self.stopped is not None
@@ -127,11 +139,57 @@ class Training:
         """End the run after this epoch. Call it on every rank, or on none."""
         self.stopped = reason
 
+    def request_stop(self, reason: str) -> None:
+        """End the run after a step, the same on every rank. One rank that calls it is enough.
+
+        The epoch that is cut short gets its row in the history. From any thread.
+        """
+        self.stop_request = reason
+
+    def interrupt(self) -> None:
+        """All ranks have seen the request of at least one: each learns the reason, and ends."""
+        own = (self.stop_request or "").encode()
+        texts = [bytes(text.tolist()).decode() for text in self._gather_bytes(own)]
+        self.stopped = next(text for text in texts if text)
+        self.is_interrupted = True
+
+    def note(self, text: str) -> None:
+        """One line for whoever watches the run, said once: not by every rank."""
+        if self.ctx.rank == 0:
+            self.ctx.event("note", text=text)
+
+    def result_state(self) -> dict[str, Tensor]:
+        """The module's state as it would be kept now."""
+        with self.result_values_in_place():
+            state = self.task.module.state_dict()
+            return {name: tensor.clone() for name, tensor in state.items()}
+
+    def _gather_bytes(self, own: bytes) -> list[Tensor]:
+        mine = torch.tensor(list(own), dtype=torch.uint8, device=self.ctx.device)
+        return self.ctx.comm.allgather(mine)
+
+    def _progress(self) -> tuple[int, int]:
+        return self.step, 0 if self.epoch is None else self.epoch.number
+
+    @contextmanager
+    def result_values_in_place(self) -> Iterator[None]:
+        if self.result_values is None:
+            yield
+            return
+        values = self.task.params.values
+        trained = values.clone()
+        values.copy_(self.result_values)
+        try:
+            yield
+        finally:
+            values.copy_(trained)
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     def save(self, epoch: Epoch, kind: Kind) -> None:
         """Take a checkpoint. Every rank does, after the same step."""
         assert self.checkpoint is not None
+        self._last_saved = self.step if kind == "step" else None
         self._save(self.state(epoch), epoch, kind)
 
     def _save(self, state: State, epoch: Epoch, kind: Kind) -> None:
@@ -160,25 +218,7 @@ class Training:
 
     def state(self, epoch: Epoch) -> State:
         """Everything that the next step depends on, but for the position in the data."""
-        assert self.strategy is not None
-        rank_rows = float(epoch.own_rows)
-        return {
-            **self.task.state(),
-            **{f"strategy.{name}": entry for name, entry in self.strategy.state().items()},
-            "buffers": Entry(dict(self.task.module.named_buffers()), "mean", rank_rows),
-            "random": Entry(random_state(self.ctx.device), "reset"),
-            "own_rows": Entry(rank_rows, "mean"),
-            "callbacks": Entry([callback.state() for callback in self.callbacks]),
-            "progress": Entry(
-                {
-                    "step": self.step,
-                    "history": self.history,
-                    "stopped": self.stopped,
-                    "output_shape": self.task.forward.output_shape,
-                    "epoch": epoch.state(),
-                }
-            ),
-        }
+        return take_state(self, epoch)
 
     def _begin(self) -> Epoch:
         """The epoch to go on with: the first one, or the one that a checkpoint was taken in."""
@@ -191,46 +231,21 @@ class Training:
             if self.checkpoint is not None:
                 self.save(epoch, "root")
             return epoch
-        return self._load({name: entry.value for name, entry in state.items()})
-
-    def _load(self, state: dict[str, Any]) -> Epoch:
-        assert self.strategy is not None
-        self.task.load(state)
-        prefix = "strategy."
-        self.strategy.load(
-            {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
-        )
-        with torch.no_grad():
-            for name, buffer in self.task.module.named_buffers():
-                buffer.copy_(state["buffers"][name])
-        if len(self.callbacks) != len(state["callbacks"]):
-            raise CheckpointError(
-                f"the checkpoint has the state of {len(state['callbacks'])} callbacks, and there "
-                f"are {len(self.callbacks)}: give the same ones, or use a new path"
-            )
-        for callback, saved in zip(self.callbacks, state["callbacks"], strict=True):
-            callback.load(saved)
-        progress = state["progress"]
-        self.step, self.history = progress["step"], progress["history"]
-        self.stopped = progress["stopped"]
-        self.ctx.reached(self.step)
-        if "random" in state:
-            restore_random_state(state["random"], self.ctx.device)
-        else:
-            seed_rank(self.ctx.seed, self.ctx.rank, self.step)
-        self.task.forward.output_shape = progress["output_shape"]
-        position = owned(state["position"], self.ctx.rank, self.ctx.size)
-        return Epoch.load(self, progress["epoch"], position, state["own_rows"])
+        return load_state(self, {name: entry.value for name, entry in state.items()})
 
     def _finish(self, epoch: Epoch) -> None:
         state = None
-        if self.checkpoint is not None and self.checkpoint.writes:
+        if self.checkpoint is not None and self.checkpoint.writes and not self.is_interrupted:
             state = self.state(epoch)
             if self.callbacks:
-                state = _frozen(state)  # callbacks may now put other weights into the module
+                state = frozen(state)  # callbacks may now put other weights into the module
         self.reports.tell_rank()
+        if self.result_values is not None:
+            self.task.params.values.copy_(self.result_values)
         for callback in self.callbacks:
             callback.on_run_end(self)
+        if self.is_interrupted and self.checkpoint is not None:
+            self.checkpoint.wait()
         if state is not None:
             state["result"] = Entry(self.task.module.state_dict())
             self._save(state, epoch, "final")
@@ -240,16 +255,8 @@ class Training:
     # -- the end of an epoch --------------------------------------------------------------------
 
     def _close(self, epoch: Epoch) -> None:
-        seconds = epoch.seconds
         self.reports.tell_steps(epoch)
-        with self.spans.span("merge buffers"):
-            merge_buffers(self.task.module, self.ctx.comm, epoch.own_rows)
-        row = {"epoch": float(epoch.number + 1), **epoch.totals.means(self.task.plan.metrics)}
-        if self.schedule.validates:
-            with self.spans.span("validation"):
-                row.update({f"val_{name}": value for name, value in self._validate().items()})
-        row["rows"], row["steps"] = epoch.totals.rows, float(epoch.steps)
-        row["seconds"], row["rows_per_second"] = seconds, epoch.totals.rows / max(seconds, 1e-9)
+        row = make_row(self, epoch)
         for callback in self.callbacks:
             callback.on_epoch_end(self, row)
         self.history.append(row)
@@ -258,20 +265,3 @@ class Training:
         if self.ctx.rank == 0:
             self.ctx.event("epoch", row=row)
         self.ctx.flush_events()
-
-    def _validate(self) -> dict[str, float]:
-        stats = self.task.forward.evaluate(
-            self.ctx.data.validation_batches(self.schedule.batch_size)
-        )
-        totals = Totals.of(self.ctx.comm.allreduce_(stats).tolist())
-        if not totals.rows:
-            raise DataError(
-                "validation= selected no rows. Use a larger fraction, or a column that is true "
-                "for some of them"
-            )
-        return totals.means(self.task.plan.metrics)
-
-
-def _frozen(state: State) -> State:
-    """The state as it is now, whatever happens to its tensors."""
-    return {name: Entry(deepcopy(e.value), e.rule, e.weight) for name, e in state.items()}

@@ -113,3 +113,31 @@ def test_a_group_of_another_world_is_refused() -> None:
         pytest.raises(RankFailed, match=r"SetupError: .*as rank 0 of 1.*rank 0 of 5"),
     ):
         ranks.run(open_as_another_rank)
+
+
+MANY_TENSORS_SCRIPT = """
+import torch, horovod.torch as hvd
+hvd.init()
+handles = [hvd.allreduce_async(torch.ones(100), op=hvd.Sum) for _ in range(50)]
+assert all(torch.equal(hvd.synchronize(h), torch.full((100,), 2.0)) for h in handles)
+hvd.shutdown()
+print("done")
+"""
+
+
+def run_after_one_rank_has_used_ours(world: World) -> list[str]:
+    """As in Spark's Python workers, of which some have served our own runs before."""
+    if world.rank == 1:  # not the one that decides what is fused
+        import horovod.torch as hvd
+
+        ours = {**process_environment(World(0, 1, ("127.0.0.1",))), "HOROVOD_FUSION_THRESHOLD": "0"}
+        with temporary_environment(ours):
+            hvd.init()
+            hvd.shutdown()
+    return run_script(world, MANY_TENSORS_SCRIPT)
+
+
+@needs_horovod
+def test_a_script_runs_in_processes_of_which_one_has_served_us_before() -> None:
+    with RankProcesses(None, 2) as ranks:
+        assert ranks.run(run_after_one_rank_has_used_ours) == [["done"], ["done"]]

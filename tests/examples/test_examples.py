@@ -13,11 +13,14 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run_example(name, folder, *arguments):
+def run_example(name, folder, *arguments, data=True):
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if not data:
+        environment.pop("SPARKDML_DATA", None)
     return subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         cwd=folder,
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=500,
@@ -44,6 +47,68 @@ def test_digits(tmp_path):
 )
 def test_mnist_reaches_98_5_percent(tmp_path):
     assert accuracy_in(run_example("mnist.py", tmp_path)) >= 98.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_mnist_on_a_standalone_cluster_of_its_own(tmp_path):
+    before = {process.pid for process in psutil.process_iter()}
+    script = str(EXAMPLES / "mnist.py")
+    done = run_example("standalone_cluster.py", tmp_path, script, "--epochs", "6", data=False)
+    assert accuracy_in(done) >= 80
+    assert not [process for process in psutil.process_iter() if is_of(process, before, tmp_path)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cluster_ends_when_its_script_fails(tmp_path):
+    before = {process.pid for process in psutil.process_iter()}
+    script = tmp_path / "wrong.py"
+    script.write_text("raise SystemExit(3)")
+    assert run_example("standalone_cluster.py", tmp_path, str(script)).returncode != 0
+    assert not [process for process in psutil.process_iter() if is_of(process, before, tmp_path)]
+
+
+SAYS = {
+    "movielens.py": r"root mean square error: (0|1\.0)\.?\d* stars",
+    "shakespeare.py": r"The .*\n",
+    "pipeline.py": r"test accuracy: (8|9|10)\d(\.\d)?%",
+    "autoencoder.py": r"broken ones are among them",
+    "streaming.py": r"went on learning: +[789]\d\.\d%",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SAYS)
+def test_as_a_script(name, tmp_path):
+    done = run_example(name, tmp_path, data=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(SAYS[name], done.stdout), done.stdout[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not Path(os.environ.get("SPARKDML_DATA", "nowhere"), "movielens-100k").is_dir(),
+    reason="SPARKDML_DATA has no movielens-100k/",
+)
+def test_movielens_is_within_a_star(tmp_path):
+    done = run_example("movielens.py", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(re.search(r"error: ([\d.]+) stars", done.stdout)[1]) < 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not Path(os.environ.get("SPARKDML_DATA", "nowhere"), "tinyshakespeare").is_dir(),
+    reason="SPARKDML_DATA has no tinyshakespeare/",
+)
+def test_shakespeare_learns_from_the_file(tmp_path):
+    done = run_example("shakespeare.py", tmp_path, "--epochs", "1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(re.search(r"'loss': ([\d.]+)", done.stdout)[1]) < 2.6
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 import sparkdml as dml
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
+from sparkdml.feed.ragged_array import RaggedArray
 
 MB = 1 << 20
 
@@ -63,6 +64,41 @@ def test_a_partition_ten_times_the_memory_allowed_for_it(tmp_path):
             assert np.array_equal(np.sort(seen), np.arange(num_rows))
         feed.close()
     assert memory.growth < 3 * allowed, f"{memory.growth / MB:.0f} MB"
+
+
+def test_ragged_rows_of_ten_times_the_memory_allowed_for_them(tmp_path):
+    allowed, width = 16 * MB, 1024
+    num_rows = 20 * allowed // (4 * width)  # half as long as the widest, in the mean
+    rng = np.random.default_rng(0)
+    hashes = np.sort(rng.integers(-(2**63), 2**63 - 1, num_rows))
+    lengths = rng.integers(0, width, num_rows)
+
+    def chunks():
+        for start in range(0, num_rows, 1000):
+            rows = np.arange(start, min(start + 1000, num_rows))
+            values = np.repeat(rows, lengths[rows]).astype(np.float32)
+            ragged = RaggedArray.of_lengths(values, lengths[rows])
+            yield Chunk({"id": rows, "x": ragged}, hashes[rows])
+
+    plan = FeedPlan((), max_window_bytes=allowed, collate=first_and_length)
+    with PeakMemory() as memory:
+        feed = Feed(chunks(), plan, str(tmp_path))
+        for epoch in range(2):
+            seen = 0
+            for batch in feed.batches(256, epoch):
+                seen += batch.num_rows
+                ids = batch["id"].numpy()
+                assert np.array_equal(batch["length"].numpy(), lengths[ids])
+                assert np.array_equal(batch["first"].numpy(), np.where(lengths[ids] > 0, ids, -1))
+            assert seen == num_rows
+        feed.close()
+    assert memory.growth < 4 * allowed, f"{memory.growth / MB:.0f} MB"
+
+
+def first_and_length(columns):
+    ragged = columns["x"]
+    first = ragged.values[ragged.offsets[:-1].clamp(max=len(ragged.values) - 1)].long()
+    return {"length": ragged.lengths, "first": first.where(ragged.lengths > 0, -1)}
 
 
 def read_two_epochs(ctx):

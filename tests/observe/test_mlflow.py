@@ -26,7 +26,7 @@ START_SECONDS = 90
 def server_command():
     """Of this environment, or of another one: the server pins much that a client needs not."""
     named = os.environ.get("SPARKDML_MLFLOW")
-    if named:
+    if named and Path(named).exists():
         return named
     beside = Path(sys.executable).parent / "mlflow"
     if find_spec("alembic") is None:

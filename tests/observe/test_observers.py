@@ -1,8 +1,11 @@
 """Those who watch a run, and what becomes of one that fails."""
 
+import threading
+import time
+
 import pytest
 
-from sparkdml.observe.observers import Observers
+from sparkdml.observe.observers import Calls, Observers
 from sparkdml.observe.step_clock import PARTS, StepClock
 from sparkdml.observe.watching import watched
 
@@ -56,7 +59,7 @@ def test_how_it_ended(error, outcome):
 @pytest.mark.parametrize("fails_at", ["steps", "close"])
 def test_one_that_fails_is_switched_off_and_harms_nobody(fails_at):
     bad, good = Records(fails_at), Records()
-    everybody = Observers("r", [bad, good])
+    everybody = Observers([bad, good])
 
     def run():
         for kind in ("steps", "steps", "epoch"):
@@ -68,6 +71,51 @@ def test_one_that_fails_is_switched_off_and_harms_nobody(fails_at):
     assert len(caught) == 1
     assert kinds(good) == ["steps", "steps", "epoch"]
     assert good.closed == 1
+
+
+class Hangs:
+    """As a terminal that was stopped, or a server that never answers."""
+
+    def __init__(self):
+        self.over = threading.Event()
+
+    def handle(self, rank, event):
+        self.over.wait()
+
+    def close(self):
+        self.over.wait()
+
+
+def test_one_that_never_comes_back_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr("sparkdml.observe.observers.MAX_WAITING", 5)
+    hangs = Hangs()
+    everybody = Observers([hangs], close_seconds=0.2)
+    began = time.monotonic()
+    for _ in range(1000):
+        everybody.handle(0, {"kind": "steps"})
+    assert time.monotonic() - began < 1
+    with pytest.warns(UserWarning, match=r"Hangs has not come back for 0.2 s: [45] events"):
+        everybody.close()
+    hangs.over.set()
+
+
+def test_events_that_were_too_many_are_counted(monkeypatch):
+    monkeypatch.setattr("sparkdml.observe.observers.MAX_WAITING", 5)
+    hangs, seen = Hangs(), Records()
+    everybody = Observers([hangs, seen])
+    for _ in range(10):
+        everybody.handle(0, {"kind": "steps"})
+    hangs.over.set()
+    with pytest.warns(UserWarning, match=r"too slow: [45] of its events were left out"):
+        everybody.close()
+    assert len(seen.events) in (5, 6)
+
+
+def test_a_function_of_the_users_own_is_an_observer():
+    heard = []
+    with Observers([Calls(lambda rank, event: heard.append((rank, event)))]) as everybody:
+        everybody.handle(1, {"kind": "log"})
+    assert heard == [(1, {"kind": "log"})]
 
 
 def test_the_clock_gives_each_lap_to_one_part(monkeypatch):

@@ -112,7 +112,10 @@ class TestLive:
 
     def test_the_script_and_the_style_come_out_of_the_jar_and_nothing_else(self, served):
         static = REPOSITORY / "jars/src/main/resources/io/sparkdml/ui/static"
-        assert served["script"]["text"] == (static / "training.js").read_text()
+        script = served["script"]["text"]
+        assert script.startswith("(function () {")
+        for source in (REPOSITORY / "jars/src/main/js").glob("*.js"):
+            assert source.read_text() in script, source.name
         assert served["style"]["text"] == (static / "training.css").read_text()
         assert served["no file"]["status"] == 404
         assert served["other file"]["status"] in (400, 404)

@@ -100,7 +100,7 @@ def test_an_error_switches_it_off_with_one_warning():
             raise OSError("disk full")
 
     full, other = Full(), Mine()
-    observers = Observers("7f", [TrackerObserver(full), TrackerObserver(other)])
+    observers = Observers([TrackerObserver(full), TrackerObserver(other)], run="7f")
 
     def run():
         for number in range(1, 50):

@@ -32,7 +32,7 @@ def get(address: str) -> dict[str, Any]:
 
 
 def tell(spark: SparkSession, run: str, outcome: str | None = "finished") -> None:
-    observers = Observers(run, [SparkUi(spark)])
+    observers = Observers([SparkUi(spark)], run=run)
     plan = {f"plan{EVIL}": EVIL}
     observers.handle(
         -1,

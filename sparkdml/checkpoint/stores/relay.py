@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sparkdml.checkpoint.stores.base import Buffer
 from sparkdml.checkpoint.stores.names import check_name
-from sparkdml.checkpoint.stores.relay_wire import Connection, Line
+from sparkdml.checkpoint.stores.relay_wire import PIECE_BYTES, Connection, Line
 from sparkdml.errors import StoreError
 
 CONNECT_SECONDS = 10.0
@@ -45,6 +45,15 @@ class RelayStore:
         with self._request("read", check_name(name)) as connection:
             return self._answer(connection)
 
+    def read_pieces(self, name: str) -> Iterator[bytes]:
+        """As `read`, for what would not fit into memory twice."""
+        with self._request("read", check_name(name)) as connection:
+            left = self._length(connection)
+            while left:
+                piece = connection.receive_bytes(min(left, PIECE_BYTES))
+                left -= len(piece)
+                yield piece
+
     def names(self, prefix: str = "") -> list[str]:
         with self._request("names", prefix) as connection:
             return [str(name) for name in json.loads(self._answer(connection))]
@@ -68,10 +77,13 @@ class RelayStore:
             connection.close()
 
     def _answer(self, connection: Connection) -> bytes:
+        return connection.receive_bytes(self._length(connection))
+
+    def _length(self, connection: Connection) -> int:
         line = connection.receive_line()
         if "error" in line:
             raise self._reported(line)
-        return connection.receive_bytes(int(line["num_bytes"]))
+        return int(line["num_bytes"])
 
     def _reported(self, line: Line) -> Exception:
         kind, message = line["error"], f"{line['message']} (through the driver, from {self.url})"

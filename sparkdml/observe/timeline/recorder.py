@@ -21,7 +21,7 @@ from sparkdml.observe.timeline.tracks import CHECKPOINT_WRITER, TRAINING
 
 FLUSH_SECONDS = 0.5
 ALIGN_SECONDS = 30.0
-STEPS_A_SECOND = 50.0  # recorded by a rank of a small run
+STEPS_A_SECOND = 40.0  # recorded by a rank of a small run
 DRIVER_STEPS_A_SECOND = 1000.0  # recorded by all ranks of a large one together
 MAX_WAITING = 20_000
 SPANS_A_MESSAGE = 500  # far below the longest line of the wire
@@ -90,6 +90,7 @@ class SpanRecorder(NoSpans):
         self._skip_mask = 0  # steps with one of these bits in their number are passed over
         self._target = min(STEPS_A_SECOND, max(1.0, DRIVER_STEPS_A_SECOND / size))
         self._looked_at = perf_counter_ns()
+        self._look_at_step = int(self._target)  # the first look: sooner than a flush, if need be
         self._closing = threading.Event()
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._send, name="sparkdml-timeline", daemon=True)
@@ -101,6 +102,8 @@ class SpanRecorder(NoSpans):
         self._step = number
         self.recording = not number & self._skip_mask
         self._step_began = self._mark = perf_counter_ns()
+        if not self._num_steps:
+            self._looked_at = self._mark  # the time before the first step says nothing of steps
 
     def lap(self, name: str) -> None:
         now = perf_counter_ns()
@@ -116,6 +119,8 @@ class SpanRecorder(NoSpans):
         self._num_steps += 1
         self._step = None
         self.recording = True
+        if self._num_steps == self._look_at_step:
+            self._choose_steps()
 
     @contextmanager
     def span(self, name: str, **args: Any) -> Iterator[None]:
@@ -168,11 +173,17 @@ class SpanRecorder(NoSpans):
             self._choose_steps()
 
     def _choose_steps(self) -> None:
-        """Record about as many steps a second as somebody would look at."""
+        """Record about as many steps a second as somebody would look at.
+
+        Each span is dear beside a step of a millisecond: encoded on another thread, but under the
+        same interpreter lock. So the first look comes as soon as a second's worth is recorded.
+        """
         now, num_steps = perf_counter_ns(), self._num_steps
         seconds = max(1, now - self._looked_at) / 1e9
         rate = (num_steps - self._steps_seen) / seconds
         self._looked_at, self._steps_seen = now, num_steps
+        if not rate:
+            return  # waiting for the first batch, or validating: nothing new is known
         stride = 1
         while rate / stride > self._target:
             stride *= 2

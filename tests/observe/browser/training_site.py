@@ -14,7 +14,8 @@ from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-STATIC = Path(__file__).parents[3] / "jars" / "src" / "main" / "resources" / "io/sparkdml/ui/static"
+SOURCES = Path(__file__).parents[3] / "jars" / "src" / "main"
+STATIC = SOURCES / "resources" / "io/sparkdml/ui/static"
 # What Spark 4.3 sends with every page: a script that breaks this policy would not run there either.
 POLICY = (
     "default-src 'self'; script-src 'self' 'nonce-n'; style-src 'self' 'unsafe-inline'; "
@@ -80,6 +81,8 @@ class TrainingSite:
             unknown = {"error": f"No run has the id {run}."}
             told = {"runs": self.runs} if not run else self.details.get(run, unknown)
             return "application/json", json.dumps(told).encode()
+        if path == "/training/static/training.js":
+            return TYPES[".js"], script()
         if path.startswith("/training/static/"):
             return TYPES[Path(path).suffix], (STATIC / Path(path).name).read_bytes()
         return TYPES[Path(path).suffix], _of_spark(Path(path).name)
@@ -91,6 +94,12 @@ class TrainingSite:
         for name, value in values.items():
             text = text.replace("{" + name + "}", html.escape(value))
         return text.encode()
+
+
+def script() -> bytes:
+    """As build.gradle joins it."""
+    texts = [file.read_text() for file in sorted((SOURCES / "js").glob("*.js"))]
+    return ('(function () {\n"use strict";\n' + "\n".join(texts) + "})();\n").encode()
 
 
 def _of_spark(name: str) -> bytes:

@@ -131,15 +131,20 @@ def test_a_disk_that_fails_costs_the_timeline_and_not_the_run(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(observer_module, "write_trace", full)
-    observers = Observers("r", [timeline])
+    observers = Observers([timeline], run="r")
     deadline = time.monotonic() + 5
     timeline.handle(0, spans_event(1))
     while timeline._error is None and time.monotonic() < deadline:
         time.sleep(0.002)
-    with pytest.warns(UserWarning, match=r"Timeline is switched off.*No space left"):
+
+    def go_on() -> None:
         observers.handle(0, spans_event(2))
-    observers.handle(0, spans_event(3))  # nobody takes it any more
-    observers.close()
+        observers.handle(0, spans_event(3))  # nobody takes it any more
+        observers.close()
+
+    with pytest.warns(UserWarning, match=r"Timeline is switched off.*No space left") as caught:
+        go_on()
+    assert len(caught) == 1
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def work(ctx: Any, num_steps: int, killed_after: int | None) -> None:
 def run_traced(
     spark: SparkSession, path: Path, backend: str, num_steps: int, killed_after: int | None
 ) -> None:
-    observers = Observers("r", [Timeline(str(path))])
+    observers = Observers([Timeline(str(path))], run="r")
     try:
         dml.run(
             lambda ctx: work(ctx, num_steps, killed_after),

@@ -1,0 +1,107 @@
+"""`dryRun=True`: a few rows go the whole way at the driver, before any worker is asked for.
+
+Through preprocess, collate, module, loss or step, metrics and backward, on a copy of what would be
+shipped: so that it can be shipped is found out too. Nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparkdml.errors import DataError, DryRunError, SparkDMLError
+from sparkdml.feed.arrow import read_arrow
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.feed import Feed
+from sparkdml.feed.plan import FeedPlan
+from sparkdml.feed.sharding import hashed
+from sparkdml.runtime.cargo.parcel import pack, unpack
+from sparkdml.runtime.context import NO_ROWS
+from sparkdml.runtime.randomness import random_state, restore_random_state, seed_everything
+from sparkdml.training.task import Task, TaskPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkdml.training.fit import Fit
+
+NUM_ROWS = 8
+
+
+def try_rows(fit: Fit) -> None:
+    """Raises a DryRunError that says how far the rows came, with their shapes."""
+    stage, shapes = "the columns of the first rows", ""
+    try:
+        batch = first_batch(fit.dataset, fit.feed, min(NUM_ROWS, fit.job.schedule.batch_size))
+        shapes = f" with {describe_batch(batch)}"
+        stage = "shipping the model, the loss and the optimizer"
+        plan = copied(fit.job.task)
+        with kept_randomness():
+            seed_everything(fit.options.seed)
+            stage = "making the model and its optimizer"
+            task = Task(plan, torch.device("cpu"))
+            task.forward.context.training = True
+            stage = "the model, its loss and their gradients"
+            task.grad(batch)
+            if fit.job.schedule.validates:
+                stage = "validation"
+                task.forward.evaluate([batch])
+    except SparkDMLError:
+        raise  # says what is wrong by itself
+    except Exception as error:
+        raise DryRunError(
+            f"dryRun: {stage} failed{shapes}: {type(error).__name__}: {error}"
+        ) from error
+
+
+@contextmanager
+def kept_randomness() -> Iterator[None]:
+    """The caller's random numbers go on as if nothing had been."""
+    state = random_state(torch.device("cpu"))
+    try:
+        yield
+    finally:
+        restore_random_state(state, torch.device("cpu"))
+
+
+def first_batch(dataset: DataFrame, feed: FeedPlan, num_rows: int) -> Batch:
+    """As a worker would see it, but without a split, draws or a minimum of rows."""
+    plan = replace(
+        feed,
+        validation=None,
+        stratify=None,
+        strata=None,
+        sampling=None,
+        drop_last=False,
+    )
+    table = hashed(dataset, plan).limit(num_rows).toArrow()
+    with tempfile.TemporaryDirectory(prefix="sparkdml-dry-run-") as folder:
+        rows = Feed(read_arrow(iter(table.to_batches()), plan), plan, folder)
+        try:
+            batch = next(rows.batches(num_rows), None)
+        finally:
+            rows.close()
+    if batch is None:
+        raise DataError(NO_ROWS)
+    return batch
+
+
+def copied(plan: TaskPlan) -> TaskPlan:
+    """As it would arrive at a worker, and not compiled, which takes longer than the rest."""
+    parcel = pack(replace(plan, compile=False))
+    buffers = [memoryview(bytearray(buffer)) for buffer in parcel.buffers]
+    result: TaskPlan = unpack(parcel.pickled, buffers)
+    return result
+
+
+def describe_batch(batch: Batch) -> str:
+    """Every column's type and shape."""
+    return ", ".join(
+        f"{name} {str(batch[name].dtype).removeprefix('torch.')}{list(batch[name].shape)}"
+        for name in batch
+    )

@@ -1,0 +1,91 @@
+"""Which rows of its spool a worker reads in one epoch, in which order, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sparkdml.feed.order import Ints, window_order, windows
+from sparkdml.feed.plan import FeedPlan
+from sparkdml.feed.position import Skipper, advance_in_order, advance_shuffled, nothing_read
+from sparkdml.feed.sampling import Draws
+from sparkdml.feed.spool import Spool
+
+
+class EpochOrder:
+    """One epoch of one worker's rows; with `draws`, a row comes as often as it is drawn."""
+
+    def __init__(
+        self, plan: FeedPlan, spool: Spool, epoch: int, shuffled: bool, draws: Draws | None
+    ) -> None:
+        self._plan, self._epoch, self._shuffled, self._draws = plan, epoch, shuffled, draws
+        self._shards, self._row_counts = spool.layout()
+        self._row_bytes = spool.row_bytes
+        self._counts = self._row_counts if draws is None else draws.counts(epoch)
+
+    def stretches(self, position: Ints | None) -> Iterator[Ints]:
+        """Row numbers, stretch after stretch, of what lies behind the position."""
+        if not self._shuffled:
+            yield from self._in_order(nothing_read() if position is None else position)
+            return
+        skipper = None if position is None else Skipper(position)
+        for window in self._windows():
+            order = self._order(window)
+            rows = self._rows(window)[order] if self._draws is not None else order
+            if skipper is not None:
+                rows = rows[skipper.is_left(self._shards_in(window, order))]
+            if len(rows):
+                yield rows
+
+    def position_after(self, num_rows: int, position: Ints | None) -> Ints:
+        """Where the epoch stands once `num_rows` rows behind `position` have been used."""
+        start = nothing_read() if position is None else position
+        if not self._shuffled:
+            return advance_in_order(start, self._shards, self._counts, num_rows)
+        chosen = list(self._windows())
+        return advance_shuffled(
+            start,
+            ((self._shards[window], self._counts[window]) for window in chosen),
+            num_rows,
+            lambda index: self._shards_in(chosen[index], self._order(chosen[index])),
+        )
+
+    def _in_order(self, position: Ints) -> Iterator[Ints]:
+        starts = np.cumsum(self._row_counts) - self._row_counts
+        for index, (start, count) in enumerate(zip(starts, self._counts, strict=True)):
+            done = min(int(position[self._shards[index]]), int(count))
+            if done < count:
+                if self._draws is None:
+                    yield np.arange(start + done, start + count)
+                else:
+                    yield self._draws.rows(self._epoch, np.array([index]))[done:]
+
+    def _windows(self) -> Iterator[np.ndarray]:
+        by_bytes = self._plan.max_window_bytes // max(1, self._row_bytes)
+        max_rows = max(1, min(self._plan.max_window_rows, by_bytes))
+        # Rows that are never drawn are looked at all the same.
+        sizes = np.maximum(self._counts, self._row_counts)
+        return windows(self._plan.seed, self._epoch, self._shards, sizes, max_rows)
+
+    def _rows(self, window: np.ndarray) -> Ints:
+        """The row number of each draw of a window."""
+        assert self._draws is not None
+        return self._draws.rows(self._epoch, window)
+
+    def _order(self, window: np.ndarray) -> Ints:
+        """A window shuffled: its row numbers, or with draws the numbers of the window's draws."""
+        starts = np.cumsum(self._counts) - self._counts
+        if self._draws is not None:
+            lengths = self._counts[window]
+            starts = np.zeros_like(starts)
+            starts[window] = np.cumsum(lengths) - lengths
+        return window_order(
+            self._plan.seed, self._epoch, self._shards, starts, self._counts, window
+        )
+
+    def _shards_in(self, window: np.ndarray, order: Ints) -> Ints:
+        """The shard of each row of a window's order."""
+        if self._draws is None:
+            return self._shards[np.searchsorted(np.cumsum(self._counts), order, side="right")]
+        return np.repeat(self._shards[window], self._counts[window])[order]

@@ -1,0 +1,157 @@
+"""A fitted model's weights: how the driver keeps them, and how they reach the workers.
+
+Small ones are bytes and travel inside of the function that Spark ships. Large ones are a file: the
+driver maps it, Spark copies it to each host once (executors of a host share its cache), and all
+Python workers of that host map the same copy, so that its pages are in memory once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+from torch import Tensor
+
+from sparkdml.runtime.cluster import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LARGE_BYTES = 8 << 20
+_CHUNK_BYTES = 4 << 20
+
+# Spark serves a file for as long as its application runs, and tasks may ask for it when the model
+# is long gone: what was sent is kept.
+_SENT: dict[tuple[str, str], Weights] = {}
+_SENDING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ShippedWeights:
+    """As a worker gets them."""
+
+    key: str  # the same for the same weights
+    content: bytes | None = field(default=None, repr=False)
+    file: str | None = None  # a name among Spark's files
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors; those of a file are its pages, private only where somebody writes."""
+        if self.content is not None:
+            return load_aligned(self.content)
+        from pyspark import SparkFiles
+
+        assert self.file is not None
+        return safetensors.torch.load_file(SparkFiles.get(self.file))
+
+
+class Weights:
+    """Encoded as safetensors, at the driver; never changed."""
+
+    def __init__(self, content: bytes | None, path: Path | None) -> None:
+        self._content, self.path = content, path
+        if path is not None:
+            weakref.finalize(self, path.unlink, missing_ok=True)
+
+    @classmethod
+    def of(cls, value: Weights | bytes | bytearray | memoryview | Mapping[str, Tensor]) -> Weights:
+        """What a run returned, in memory if it is small."""
+        if isinstance(value, Weights):
+            return value
+        if isinstance(value, Mapping):
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in value.items()}
+            if sum(tensor.nbytes for tensor in tensors.values()) < LARGE_BYTES:
+                return cls(safetensors.torch.save(tensors), None)
+            path = new_file()
+            safetensors.torch.save_file(tensors, path)
+            return cls(None, path)
+        if len(value) < LARGE_BYTES:
+            return cls(bytes(value), None)
+        path = new_file()
+        with path.open("wb") as file:
+            view = memoryview(value)
+            for start in range(0, len(view), _CHUNK_BYTES):
+                file.write(view[start : start + _CHUNK_BYTES])
+        return cls(None, path)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._content) if self._content is not None else self._file.stat().st_size
+
+    @property
+    def content(self) -> bytes:
+        """All of them in memory."""
+        return self._content if self._content is not None else self._file.read_bytes()
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the encoded weights."""
+        if self._content is not None:
+            return hashlib.sha256(self._content).hexdigest()
+        return file_digest(self._file)
+
+    def state(self) -> dict[str, Tensor]:
+        if self._content is not None:
+            return load_aligned(self._content)
+        return safetensors.torch.load_file(self._file)
+
+    def ship(self, spark: SparkSession) -> ShippedWeights:
+        """Ready to be pickled; a file is on its way when this returns."""
+        if self._content is not None:
+            return ShippedWeights(self.digest, content=self._content)
+        name = self._file.name
+        remote: Any = spark
+        connect = is_connect(spark)
+        home = remote.session_id if connect else spark.sparkContext.applicationId
+        with _SENDING:
+            if (home, name) not in _SENT:
+                if connect:
+                    remote.addArtifacts(str(self._file), file=True)
+                else:
+                    spark.sparkContext.addFile(str(self._file))
+                _SENT[home, name] = self
+        return ShippedWeights(name, file=name)
+
+    @property
+    def _file(self) -> Path:
+        assert self.path is not None
+        return self.path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Weights) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Weights({self.num_bytes:,} bytes)"
+
+
+def load_aligned(content: bytes) -> dict[str, Tensor]:
+    """In torch's own memory: matrix products are faster, and their last bits always the same."""
+    return {name: tensor.clone() for name, tensor in safetensors.torch.load(content).items()}
+
+
+def new_file() -> Path:
+    """A place for large weights that only this user can read; the name is unique among Spark's."""
+    folder = Path(tempfile.gettempdir())
+    path = folder / f"sparkdml-weights-{secrets.token_hex(12)}.safetensors"
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    return path
+
+
+def file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

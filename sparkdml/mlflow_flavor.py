@@ -1,0 +1,211 @@
+"""A fitted model as an MLflow model, with a flavour of its own and as a Python function.
+
+The Python function needs no Spark: rows come as a pandas DataFrame, and the columns that
+`transform` would add come back. `load_model` gives the fitted model again, for `transform`.
+
+>>> with mlflow.start_run():
+...     sparkdml.mlflow_flavor.log_model(fitted, name="model")
+>>> mlflow.pyfunc.load_model(uri).predict(rows)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyspark
+import torch
+
+import sparkdml
+from sparkdml.errors import DataError, SetupError
+from sparkdml.feed.columns import Column
+from sparkdml.inference.loading import ShippedModel
+from sparkdml.inference.predictor import PredictionPlan, Predictor
+from sparkdml.inference.reading import plan_inputs
+from sparkdml.inference.weights import ShippedWeights
+from sparkdml.model import TorchModel
+from sparkdml.persistence.imports import import_object
+from sparkdml.persistence.plain_folder import PlainFolder
+from sparkdml.persistence.spark_ml import ModelReader, ModelWriter
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FLAVOR_NAME = "sparkdml"
+_DATA = "model"
+
+
+def save_model(
+    model: TorchModel,
+    path: str | os.PathLike[str],
+    mlflow_model: Any = None,
+    signature: Any = None,
+    input_example: Any = None,
+    pip_requirements: list[str] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Write a folder that MLflow knows, at the driver; `path` must not exist yet."""
+    mlflow = _import_mlflow()
+    target = Path(path)
+    if target.exists() and any(target.iterdir()):
+        raise SetupError(f"{target} exists already: remove it, or give another path")
+    target.mkdir(parents=True, exist_ok=True)
+    # Also what it would do for itself: nothing is started, and no JVM asked.
+    ModelWriter(model).save_to(PlainFolder(str(target / _DATA)))
+    described = mlflow.models.Model() if mlflow_model is None else mlflow_model
+    if signature is not None:
+        described.signature = signature
+    if metadata is not None:
+        described.metadata = metadata
+    if input_example is not None:
+        mlflow.models.utils._save_example(described, input_example, str(target))
+    requirements = default_requirements() if pip_requirements is None else pip_requirements
+    mlflow.pyfunc.add_to_model(
+        described,
+        loader_module="sparkdml.mlflow_flavor",
+        data=_DATA,
+        python_env="python_env.yaml",
+    )
+    described.add_flavor(
+        FLAVOR_NAME,
+        data=_DATA,
+        model_class=f"{type(model).__module__}:{type(model).__name__}",
+        sparkdml_version=sparkdml.__version__,
+        torch_version=str(torch.__version__),  # a class of its own, which YAML does not know
+    )
+    described.save(str(target / "MLmodel"))
+    (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
+    mlflow.utils.environment._PythonEnv.current().to_yaml(str(target / "python_env.yaml"))
+
+
+def log_model(
+    model: TorchModel,
+    name: str = "model",
+    registered_model_name: str | None = None,
+    signature: Any = None,
+    input_example: Any = None,
+    pip_requirements: list[str] | None = None,
+    **options: Any,
+) -> Any:
+    """Save the model in the active run, and register it if a name is given."""
+    import sparkdml.mlflow_flavor as flavor
+
+    return _import_mlflow().models.Model.log(
+        artifact_path=None,
+        name=name,
+        flavor=flavor,
+        model=model,
+        registered_model_name=registered_model_name,
+        signature=signature,
+        input_example=input_example,
+        pip_requirements=pip_requirements,
+        **options,
+    )
+
+
+def load_model(model_uri: str, dst_path: str | None = None) -> TorchModel:
+    """The fitted model, for `transform` on a DataFrame of Spark's."""
+    mlflow = _import_mlflow()
+    local = mlflow.artifacts.download_artifacts(artifact_uri=model_uri, dst_path=dst_path)
+    described = mlflow.models.Model.load(os.path.join(local, "MLmodel"))
+    if FLAVOR_NAME not in described.flavors:
+        raise DataError(
+            f"{model_uri} has the flavours {', '.join(described.flavors)}, not {FLAVOR_NAME!r}: it "
+            "was not saved by sparkdml.mlflow_flavor"
+        )
+    return load_local(os.path.join(local, described.flavors[FLAVOR_NAME]["data"]))
+
+
+def load_local(path: str) -> TorchModel:
+    """From a folder at this machine, without a Spark session."""
+    folder = PlainFolder(path)
+    module_name, _, name = str(folder.read_metadata()["class"]).rpartition(".")
+    kind = import_object(f"{module_name}:{name}", path)
+    if not isinstance(kind, type) or not issubclass(kind, TorchModel):
+        raise DataError(f"{path} holds a {name}, which is no fitted model")
+    model: TorchModel = ModelReader(kind).load_from(folder)
+    return model
+
+
+def _load_pyfunc(path: str) -> RowFunction:
+    """What mlflow.pyfunc calls."""
+    return RowFunction(load_local(path))
+
+
+class RowFunction:
+    """The fitted model as a function of pandas rows."""
+
+    def __init__(self, model: TorchModel) -> None:
+        self.model = model
+        feed = plan_inputs(model, model._features, model._inputs, model._floating)
+        # Vectors are Spark's: elsewhere they are lists.
+        feed = replace(
+            feed,
+            columns=tuple(map(_as_lists, feed.columns)),
+            inputs=tuple(map(_as_lists, feed.inputs)),
+        )
+        self._plan = PredictionPlan(
+            model=ShippedModel(ShippedWeights("local")),
+            inputs=tuple(dict.fromkeys(c.name for c in (*feed.inputs, *feed.columns))),
+            feed=feed,
+            features=tuple(model.feature_columns()),
+            predict=model.value("predict"),
+            batch_size=model.value("batchSize"),
+            columns=model._columns(model._known_outputs()),
+        )
+        self._predictor = Predictor.of_module(self._plan, model.module)
+
+    def predict(self, rows: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        import pandas
+
+        missing = [name for name in self._plan.inputs if name not in rows.columns]
+        if missing:
+            raise DataError(
+                f"the rows have no column {missing[0]!r}; the model reads "
+                f"{', '.join(self._plan.inputs)}"
+            )
+        arrays = [pa.array(list(rows[name])) for name in self._plan.inputs]
+        batch = pa.RecordBatch.from_arrays(arrays, names=list(self._plan.inputs))
+        found = self._predictor.columns(batch)
+        names = [name for name, _ in self._plan.columns]
+        return pandas.DataFrame(
+            {name: _to_python(array) for name, array in zip(names, found, strict=True)},
+            index=rows.index,
+        )
+
+
+def default_requirements() -> list[str]:
+    plain = torch.__version__.partition("+")[0]
+    return [
+        f"sparkdml=={sparkdml.__version__}",
+        f"torch=={plain}",
+        f"pyspark=={pyspark.__version__}",
+        f"pyarrow>={pa.__version__.partition('.')[0]}",
+        "pandas<3",
+    ]
+
+
+def _as_lists(column: Column) -> Column:
+    return replace(column, kind="array", depth=1) if column.kind == "vector" else column
+
+
+def _to_python(array: pa.Array) -> list[Any]:
+    is_vector = pa.types.is_struct(array.type) and array.type.get_field_index("indices") >= 0
+    values: list[Any] = (array.field("values") if is_vector else array).to_pylist()
+    return values
+
+
+def _import_mlflow() -> Any:
+    try:
+        import mlflow
+        import mlflow.artifacts
+        import mlflow.models
+        import mlflow.models.utils
+        import mlflow.pyfunc
+        import mlflow.utils.environment
+    except ImportError as error:
+        raise SetupError("MLflow is not installed: pip install sparkdml[mlflow]") from error
+    return mlflow

@@ -1,0 +1,31 @@
+"""The Spark ML Params of estimators and models: one place for names, docs, checks, defaults."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sparkdml.params.data import DataParams
+from sparkdml.params.objective import ObjectiveParams
+from sparkdml.params.prediction import ClassificationParams, PredictionParams
+from sparkdml.params.running import RunParams, WatchParams
+
+__all__ = ["ClassificationParams", "PredictionParams", "TrainingParams"]
+
+
+class TrainingParams(PredictionParams, ObjectiveParams, DataParams, RunParams, WatchParams):
+    """All that an estimator has."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        **PredictionParams.DEFAULTS,
+        **ObjectiveParams.DEFAULTS,
+        **DataParams.DEFAULTS,
+        **RunParams.DEFAULTS,
+        **WatchParams.DEFAULTS,
+    }
+
+    def label_column(self) -> str | None:
+        """The targets' column; an objective of one's own may need none."""
+        if self.value("step") is not None and not self.isSet("labelCol"):
+            return None
+        name: str = self.value("labelCol")
+        return name

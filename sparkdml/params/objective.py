@@ -1,0 +1,94 @@
+"""Params of what is trained: modules, losses, optimizers, and how a step computes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sparkdml.params.accessible import AccessibleParams, param
+from sparkdml.params.converters import flag, flag_or_arguments, function, number, one_of, whole
+from sparkdml.params.objects import (
+    to_callbacks,
+    to_metrics,
+    to_model,
+    to_optimizer,
+    to_strategy,
+    to_warm_start,
+)
+
+
+class ObjectiveParams(AccessibleParams):
+    """What is trained, towards what, and how."""
+
+    model = param(
+        "model", "an nn.Module, or a function that makes one, or a dict of such by name", to_model
+    )
+    loss = param(
+        "loss",
+        "(outputs, targets) -> a scalar, the batch's mean, or one value a row",
+        function("loss", "a function (outputs, targets) -> loss"),
+    )
+    step = param(
+        "step",
+        "in place of loss: (modules, batch, ctx) -> a loss, or losses by the optimizer's name, and "
+        "if metrics= names some, a dict of values beside it",
+        function("step", "a function (modules, batch, ctx) -> loss"),
+    )
+    optimizer = param(
+        "optimizer",
+        "(parameters) -> torch optimizer, or a dict of such by the module's name",
+        to_optimizer,
+    )
+    parameterGroups = param(
+        "parameterGroups",
+        "(module) -> torch's list of parameter groups, given to optimizer in place of parameters",
+        function("parameterGroups", "a function (module) -> a list of parameter groups"),
+    )
+    metrics = param(
+        "metrics",
+        "name -> (outputs, targets) -> a scalar, the batch's mean, or one value a row; or a "
+        "torchmetrics object; with step= the names of the values that it returns",
+        to_metrics,
+    )
+    callbacks = param("callbacks", "dml.Callback objects, called on every rank", to_callbacks)
+    strategy = param("strategy", "how the workers agree", to_strategy)
+    epochs = param("epochs", "passes over the data", whole("epochs", 1))
+    seed = param("seed", "of initial weights, shards, shuffling and dropout", whole("seed", 0))
+    warmStart = param(
+        "warmStart", "weights to begin from: a fitted model, or a state dict", to_warm_start
+    )
+    gradientAccumulation = param(
+        "gradientAccumulation",
+        "batches whose gradients are added up before a step",
+        whole("gradientAccumulation", 1),
+    )
+    clipNorm = param(
+        "clipNorm",
+        "largest norm of the agreed gradient",
+        number("clipNorm", "a number above 0", lambda value: value > 0),
+    )
+    precision = param(
+        "precision",
+        "'float32', or autocast to 'bf16', or to 'fp16' with a scaled loss",
+        one_of("precision", "float32", "bf16", "fp16"),
+    )
+    compile = param(
+        "compile",
+        "True, or a dict of torch.compile's arguments: compile the module in every worker",
+        flag_or_arguments("compile", "torch.compile"),
+    )
+    syncBatchNorm = param(
+        "syncBatchNorm",
+        "let BatchNorm layers use the statistics of all workers' rows",
+        flag("syncBatchNorm"),
+    )
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "metrics": {},
+        "callbacks": [],
+        "epochs": 1,
+        "seed": 0,
+        "gradientAccumulation": 1,
+        "precision": "float32",
+        "compile": False,
+        "syncBatchNorm": False,
+    }

@@ -1,0 +1,93 @@
+"""Params that a fitted model has, too: columns, types, and what prepares the rows."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sparkdml.params.accessible import AccessibleParams, param
+from sparkdml.params.converters import columns, function, one_of, text, whole
+from sparkdml.params.objects import to_columns, to_predict, to_thresholds
+
+
+class PredictionParams(AccessibleParams):
+    """What a fitted model needs to know, too."""
+
+    featuresCol = param(
+        "featuresCol", "column of the model's input, or a list: one for each input", to_columns
+    )
+    labelCol = param(
+        "labelCol", "column of the targets; with step= read only if it is set", text("labelCol")
+    )
+    weightCol = param("weightCol", "column of the rows' weights in the loss", text("weightCol"))
+    predictionCol = param("predictionCol", "column that transform adds", text("predictionCol"))
+    outputCols = param(
+        "outputCols",
+        "columns that transform adds in place of predictionCol: one for each of several outputs",
+        columns("outputCols"),
+    )
+    predict = param(
+        "predict",
+        "what transform computes, if not model(*features): a function (modules, batch) -> outputs, "
+        "or the name of one of several modules",
+        to_predict,
+    )
+    batchSize = param(
+        "batchSize", "rows a worker takes through the model at once", whole("batchSize", 1)
+    )
+    output = param(
+        "output",
+        "what predictionCol holds: 'raw' outputs, the 'class' with the largest output, or 'auto': "
+        "the class for CrossEntropyLoss and NLLLoss, else raw",
+        one_of("output", "auto", "raw", "class"),
+    )
+    preprocess = param(
+        "preprocess",
+        "function (Arrow record batch) -> columns by name (arrays, tensors), on the worker, once a "
+        "row, before training and in transform",
+        function("preprocess", "a function of an Arrow record batch that returns columns by name"),
+    )
+    inputCols = param(
+        "inputCols",
+        "columns, of any type, that preprocess is given; unset: those of features, label and "
+        "weight that the DataFrame has",
+        columns("inputCols"),
+    )
+    collate = param(
+        "collate",
+        "function (columns by name, ragged ones too) -> tensors by name: makes a batch of rows of "
+        "different lengths; dml.pad() is one",
+        function("collate", "a function of columns by name that returns tensors by name"),
+    )
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "featuresCol": "features",
+        "labelCol": "label",
+        "predictionCol": "prediction",
+        "batchSize": 64,
+        "output": "auto",
+    }
+
+    def feature_columns(self) -> list[str]:
+        value = self.value("featuresCol")
+        return [value] if isinstance(value, str) else list(value)
+
+
+class ClassificationParams(AccessibleParams):
+    """Of classifiers, and named as Spark's own name them."""
+
+    rawPredictionCol = param(
+        "rawPredictionCol", "column of the model's outputs, a vector", text("rawPredictionCol")
+    )
+    probabilityCol = param(
+        "probabilityCol", "column of the classes' probabilities, a vector", text("probabilityCol")
+    )
+    thresholds = param(
+        "thresholds",
+        "one for each class: the class with the largest probability/threshold is predicted",
+        to_thresholds,
+    )
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "rawPredictionCol": "rawPrediction",
+        "probabilityCol": "probability",
+    }

@@ -1,0 +1,112 @@
+"""What can be found wrong with a plan at the driver, before any job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from sparkdml.errors import ParameterError
+from sparkdml.strategies.base import Strategy
+from sparkdml.training.callbacks import (
+    BestModel,
+    Callback,
+    EarlyStopping,
+    LearningRateSchedule,
+    RunFacts,
+)
+from sparkdml.training.modules import Modules, check_compile_options
+from sparkdml.training.optimizers import check_optimizers
+from sparkdml.training.plan import TaskPlan
+from sparkdml.training.sync_batch_norm import check_batch_norms
+
+FIXED_COLUMNS = ("epoch", "loss", "rows", "steps", "seconds", "rows_per_second")
+
+
+def check_objective(plan: TaskPlan, module: nn.Module) -> None:
+    """Exactly one of loss and step, and what goes with which."""
+    if plan.loss is not None and plan.step is not None:
+        raise ParameterError("step", plan.step, "left out where loss= is given, or the reverse")
+    if plan.loss is None and plan.step is None:
+        raise ParameterError("loss", None, "given, or step= in its place")
+    if plan.step is None:
+        if isinstance(module, Modules):
+            raise ParameterError(
+                "loss",
+                f"a loss for the modules {', '.join(module)}",
+                "left out where model= is a dict: only step= knows how several modules meet",
+                "Give step=fn(modules, batch, ctx).",
+            )
+        if not isinstance(plan.metrics, Mapping):
+            raise ParameterError(
+                "metrics",
+                list(plan.metrics),
+                "a dict of functions (outputs, targets) -> value; a list of names goes with step=",
+            )
+    elif isinstance(plan.metrics, Mapping) and plan.metrics:
+        raise ParameterError(
+            "metrics",
+            f"a dict of {', '.join(plan.metrics)}",
+            "with step= a list of the names of the values that it returns beside the loss",
+        )
+    taken = {*FIXED_COLUMNS, *(f"{name}_loss" for name in plan.loss_names)}
+    for name in plan.metrics:
+        if name in taken:
+            raise ParameterError("metrics", name, "named otherwise: the history has that column")
+
+
+def check_run(
+    plan: TaskPlan,
+    module: nn.Module,
+    callbacks: Sequence[Callback],
+    strategy: Strategy,
+    validates: bool,
+) -> None:
+    """Raise a ParameterError for what would fail in the workers, or be ignored there."""
+    check_objective(plan, module)
+    check_optimizers(plan.optimizer, module, plan.parameter_groups)
+    kind = next(module.parameters()).dtype
+    if plan.precision != "float32" and kind != torch.float32:
+        raise ParameterError(
+            "precision",
+            plan.precision,
+            f"'float32', which is to say nothing, for a module of {kind}",
+            "Autocast keeps float32 parameters: convert the module with module.float().",
+        )
+    check_compile_options(plan.compile)
+    if plan.sync_batch_norm:
+        check_batch_norms(module)
+        if not strategy.steps_together:
+            raise ParameterError(
+                "syncBatchNorm",
+                True,
+                f"False with {type(strategy).__name__}, whose workers don't step together",
+            )
+    if sum(isinstance(callback, LearningRateSchedule) for callback in callbacks) > 1:
+        raise ParameterError(
+            "callbacks",
+            "several of LearningRateSchedule",
+            "a list with one at most, since they would set the same learning rate",
+            "Use torch.optim.lr_scheduler.SequentialLR or ChainedScheduler.",
+        )
+    # A torchmetrics object may give several columns under its name.
+    is_complete = not plan.metric_objects and not any(map(_adds_columns, callbacks))
+    facts = RunFacts(plan, module, history_columns(plan, validates), is_complete)
+    for callback in callbacks:
+        callback.check(facts)
+
+
+def history_columns(plan: TaskPlan, validates: bool) -> frozenset[str]:
+    measured = ["loss", *(f"{name}_loss" for name in plan.loss_names), *plan.metrics]
+    columns = {*FIXED_COLUMNS, *measured}
+    if validates:
+        columns.update(f"val_{name}" for name in measured)
+    return frozenset(columns)
+
+
+def _adds_columns(callback: Callback) -> bool:
+    """Whether others may monitor what it puts into a row."""
+    if type(callback).on_epoch_end is Callback.on_epoch_end:
+        return False
+    return type(callback) not in (EarlyStopping, BestModel, LearningRateSchedule)

@@ -1,0 +1,156 @@
+"""The forward pass on this rank's rows alone: losses and metrics as sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparkdml.errors import DataError, ParameterError
+from sparkdml.feed.batch import Batch
+from sparkdml.training.metric_objects import MetricObjects
+from sparkdml.training.objective import Objective, metric_sum
+from sparkdml.training.plan import TaskPlan
+from sparkdml.training.precision import Autocast
+from sparkdml.training.step_function import StepContext, StepResult
+from sparkdml.training.totals import NUM_FIXED_STATS, Totals, add_stats
+
+# The shape of one row's output; of several outputs, theirs by name or number.
+OutputShape = list[int] | dict[str, list[int]]
+
+
+class Forward:
+    """The module and its loss, or the user's step, as sums over rows."""
+
+    def __init__(self, module: nn.Module, plan: TaskPlan, device: torch.device) -> None:
+        self.module = module
+        self.plan = plan
+        self.device = device
+        self.context = StepContext(device)  # the training puts its own here
+        self.objective: Objective | None = None
+        if plan.step is None:
+            assert plan.loss is not None, "a plan has a loss or a step"
+            self.objective = Objective(plan.loss, weighted=plan.weight is not None)
+            self.objective.to(device)
+        self.num_stats = NUM_FIXED_STATS + len(plan.metric_names) + 2 * len(plan.loss_names)
+        self.output_shape: OutputShape | None = None  # once the module has run
+        self.last_loss: Tensor | None = None  # of this rank alone, to tell who has a NaN
+        self.metric_objects = MetricObjects(plan.metric_objects, device)
+        self._functions = plan.metric_functions
+        self._dtype = next(module.parameters()).dtype
+        self._autocast = Autocast(plan.precision, device)
+
+    def __call__(self, batch: Batch, stats: Tensor) -> Tensor | dict[str, Tensor]:
+        """The summed loss of a batch, or losses by optimizer; its totals are added to `stats`."""
+        if self.plan.step is not None:
+            return self._step(batch, stats)
+        if self._autocast.is_on:
+            with self._autocast():
+                return self._supervised(batch, stats)
+        return self._supervised(batch, stats)
+
+    def evaluate(self, batches: Iterable[Batch]) -> Tensor:
+        """The stats of all rows, without training on them; metric objects keep their states."""
+        stats = torch.zeros(self.num_stats, dtype=torch.float64, device=self.device)
+        was_training, context_was = self.module.training, self.context.training
+        self.module.eval()
+        self.context.training = False
+        with torch.no_grad():
+            for batch in batches:
+                for piece in batch.split(self.plan.batch_size):
+                    self(piece, stats)
+        self.module.train(was_training)
+        self.context.training = context_was
+        return stats
+
+    def totals(self, stats: Tensor) -> Totals:
+        return Totals.of(stats.tolist(), len(self.plan.loss_names))
+
+    def means(self, totals: Totals) -> dict[str, float]:
+        """As the history has them, but for metric objects."""
+        return totals.means(self.plan.metric_names, self.plan.loss_names)
+
+    def _supervised(self, batch: Batch, stats: Tensor) -> Tensor:
+        assert self.objective is not None
+        inputs = [self._input(batch[name]) for name in self.plan.features]
+        outputs = self.module(*inputs)
+        if self.output_shape is None:
+            self.output_shape = output_row_shape(outputs, batch.num_rows)
+        targets = self._input(batch[self.plan.label]) if self.plan.label else None
+        weights = self._weights(batch) if self.plan.weight else None
+        loss, weight = self.objective(outputs, targets, batch.num_rows, weights)
+        self.last_loss = loss.detach()
+        metrics: list[Tensor] = []
+        if self._functions or self.metric_objects:
+            metrics = self._measure(outputs, targets, batch.num_rows)
+        add_stats(stats, [weight, batch.num_rows, self.last_loss, 0.0, 0.0, 0.0, *metrics])
+        return loss
+
+    def _measure(self, outputs: Any, targets: Any, num_rows: int) -> list[Tensor]:
+        if self._autocast.is_on and isinstance(outputs, Tensor):
+            outputs = outputs.float()
+        with torch.no_grad():
+            self.metric_objects.update(outputs, targets)
+            return [
+                metric_sum(metric(outputs, targets), num_rows, name)
+                for name, metric in self._functions.items()
+            ]
+
+    def _step(self, batch: Batch, stats: Tensor) -> Tensor | dict[str, Tensor]:
+        assert self.plan.step is not None
+        weights = self._weights(batch) if self.plan.weight else None
+        typed = Batch({name: self._input(batch[name]) for name in batch}, batch.num_rows)
+        with self._autocast():
+            returned = self.plan.step(self.module, typed, self.context)
+            result = StepResult(returned, self.plan, batch.num_rows, weights)
+        sums = result.sums
+        losses = list(sums.values()) if isinstance(sums, dict) else [sums]
+        self.last_loss = torch.stack([loss.detach() for loss in losses]).sum()
+        named: list[Tensor | float] = []
+        for name in self.plan.loss_names:
+            own: Tensor | float = self.last_loss
+            if isinstance(sums, dict):
+                own = sums[name].detach() if name in sums else 0.0
+            named += [result.weights.get(name, 0.0), own]
+        # Several losses have no weight in common: their means are added up, not their sums.
+        weight = 0.0 if isinstance(sums, dict) else next(iter(result.weights.values()))
+        fixed: list[Tensor | float] = [weight, batch.num_rows, self.last_loss, 0.0, 0.0, 0.0]
+        add_stats(stats, [*fixed, *result.metrics, *named])
+        return sums
+
+    def _weights(self, batch: Batch) -> Tensor:
+        assert self.plan.weight is not None
+        weights = self._input(batch[self.plan.weight]).reshape(-1)
+        if weights.shape[0] != batch.num_rows or not bool((weights >= 0).all()):
+            raise DataError(
+                f"weightCol {self.plan.weight!r} must hold one number of 0 or more in each row, "
+                f"and has {weights.min().item():g} among {weights.shape[0]:,} values of "
+                f"{batch.num_rows:,} rows"
+            )
+        return weights.to(self._dtype)
+
+    def _input(self, tensor: Tensor) -> Tensor:
+        """Floating-point columns in the module's own type; all else as it is."""
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def output_row_shape(outputs: Any, num_rows: int) -> OutputShape:
+    """Of one tensor, or of each in a tuple, list or dict."""
+    if isinstance(outputs, dict) and outputs:
+        return {str(name): _row_shape(value, num_rows) for name, value in outputs.items()}
+    if isinstance(outputs, tuple | list) and outputs:
+        return {str(index): _row_shape(value, num_rows) for index, value in enumerate(outputs)}
+    return _row_shape(outputs, num_rows)
+
+
+def _row_shape(outputs: Any, num_rows: int) -> list[int]:
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or outputs.shape[0] != num_rows:
+        got = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
+        raise ParameterError(
+            "model",
+            f"a module whose output is of {got}",
+            f"one that returns a tensor with a first dimension of {num_rows}, the rows, or several",
+        )
+    return list(outputs.shape[1:])

@@ -1,0 +1,72 @@
+"""What the user wants to train, as it is shipped to the workers: one frozen thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from sparkdml.training.metric_objects import is_metric_object
+from sparkdml.training.objective import LossFunction
+
+if TYPE_CHECKING:
+    from sparkdml.feed.batch import Batch
+    from sparkdml.training.step_function import StepContext
+
+OneModel = nn.Module | Callable[[], nn.Module]
+ModelSource = OneModel | Mapping[str, OneModel]
+OneOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+OptimizerSource = OneOptimizer | Mapping[str, OneOptimizer]
+ParameterGroups = Callable[[nn.Module], list[dict[str, Any]]]
+Metric = Callable[[Any, Any], Any]
+StepFunction = Callable[[Any, "Batch", "StepContext"], Any]
+Precision = Literal["float32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """Exactly one of `loss` and `step` is given."""
+
+    model: ModelSource
+    loss: LossFunction | None
+    optimizer: OptimizerSource
+    features: tuple[str, ...]
+    label: str | None
+    metrics: Mapping[str, Metric] | Sequence[str]  # with `step`: names of what it returns
+    batch_size: int
+    clip_norm: float | None = None
+    step: StepFunction | None = None
+    weight: str | None = None
+    parameter_groups: ParameterGroups | None = None
+    precision: Precision = "float32"
+    compile: bool | Mapping[str, Any] = False
+    sync_batch_norm: bool = False
+    warm_start: Mapping[str, torch.Tensor] | None = None  # of the whole module, to begin from
+
+    @cached_property
+    def metric_functions(self) -> dict[str, Metric]:
+        """Those whose sums travel with the gradients."""
+        if not isinstance(self.metrics, Mapping):
+            return {}
+        return {n: metric for n, metric in self.metrics.items() if not is_metric_object(metric)}
+
+    @cached_property
+    def metric_objects(self) -> dict[str, Any]:
+        """torchmetrics objects, which have states of their own."""
+        if not isinstance(self.metrics, Mapping):
+            return {}
+        return {n: metric for n, metric in self.metrics.items() if is_metric_object(metric)}
+
+    @cached_property
+    def metric_names(self) -> tuple[str, ...]:
+        """Of the sums that travel with the gradients, in their order."""
+        return tuple(self.metric_functions if isinstance(self.metrics, Mapping) else self.metrics)
+
+    @cached_property
+    def loss_names(self) -> tuple[str, ...]:
+        """Of the optimizers, where there is one for each module."""
+        return tuple(self.optimizer) if isinstance(self.optimizer, Mapping) else ()

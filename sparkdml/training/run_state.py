@@ -1,0 +1,84 @@
+"""A run's state: what a checkpoint holds of a training, and how it is put back."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.errors import CheckpointError
+from sparkdml.feed.position import owned
+from sparkdml.runtime.randomness import random_state, restore_random_state, seed_rank
+from sparkdml.training.epoch import Epoch
+
+if TYPE_CHECKING:
+    from sparkdml.training.training import Training
+
+
+def take_state(training: Training, epoch: Epoch) -> State:
+    """Everything that the next step depends on, but for the position in the data."""
+    assert training.strategy is not None
+    task = training.task
+    rank_rows = float(epoch.own_rows)
+    return {
+        **task.state(),
+        **{f"strategy.{name}": entry for name, entry in training.strategy.state().items()},
+        "buffers": Entry(dict(task.module.named_buffers()), "mean", rank_rows),
+        "random": Entry(random_state(training.ctx.device), "reset"),
+        "own_rows": Entry(rank_rows, "mean"),
+        "callbacks": Entry([callback.state() for callback in training.callbacks]),
+        "progress": Entry(
+            {
+                "step": training.step,
+                "history": training.history,
+                # A run that was cut short goes on from here, as after a failure.
+                "stopped": None if training.is_interrupted else training.stopped,
+                "output_shape": task.forward.output_shape,
+                "epoch": epoch.state(),
+            }
+        ),
+    }
+
+
+def load_state(training: Training, state: dict[str, Any]) -> Epoch:
+    """Put it back; the epoch that it was taken in."""
+    assert training.strategy is not None
+    ctx, task = training.ctx, training.task
+    task.load(state, ctx.rank)
+    if lost := task.forward.metric_objects.lost:
+        training.note(
+            f"the number of workers changed in the middle of an epoch, so {', '.join(lost)} of "
+            "this epoch will be of the rows from here on"
+        )
+    prefix = "strategy."
+    training.strategy.load(
+        {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+    )
+    with torch.no_grad():
+        for name, buffer in task.module.named_buffers():
+            buffer.copy_(state["buffers"][name])
+    if len(training.callbacks) != len(state["callbacks"]):
+        raise CheckpointError(
+            f"the checkpoint has the state of {len(state['callbacks'])} callbacks, and there "
+            f"are {len(training.callbacks)}: give the same ones, or use a new path"
+        )
+    for callback, saved in zip(training.callbacks, state["callbacks"], strict=True):
+        callback.load(saved)
+    progress = state["progress"]
+    training.step, training.history = progress["step"], progress["history"]
+    training.stopped = progress["stopped"]
+    ctx.reached(training.step)
+    if "random" in state:
+        restore_random_state(state["random"], ctx.device)
+    else:
+        seed_rank(ctx.seed, ctx.rank, training.step)
+    task.forward.output_shape = progress["output_shape"]
+    position = owned(state["position"], ctx.rank, ctx.size)
+    return Epoch.load(training, progress["epoch"], position, state["own_rows"])
+
+
+def frozen(state: State) -> State:
+    """The state as it is now, whatever happens to its tensors."""
+    return {name: Entry(deepcopy(e.value), e.rule, e.weight) for name, e in state.items()}

@@ -1,0 +1,108 @@
+"""Weights to begin from: of a fitted model, or of a state dict, checked before any job."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sparkdml.errors import ParameterError
+
+if TYPE_CHECKING:
+    from sparkdml.model import TorchModel
+
+MAX_LISTED = 6
+# What wrappers put before the names of the parameters of the module that they wrap.
+_WRAPPERS = ("module.", "_orig_mod.")
+
+
+def starting_state(
+    value: TorchModel | Mapping[str, Tensor] | None, module: nn.Module
+) -> dict[str, Tensor] | None:
+    """The tensors of `warmStart`, if they fit the module; None if there is no `warmStart`."""
+    if value is None:
+        return None
+    given: Mapping[str, Tensor]
+    if isinstance(value, Mapping):
+        given, what = value, "the state dict"
+    else:
+        given, what = value.module.state_dict(), f"the fitted {type(value.module).__name__}"
+    state = {name: tensor.detach().cpu() for name, tensor in given.items()}
+    problems = _differences(module, state)
+    if problems:
+        raise ParameterError(
+            "warmStart",
+            _Shown(what),
+            f"weights of the model that is trained, {type(module).__name__}",
+            f"{'; '.join(problems)}.{_hint(module, state)}",
+        )
+    return state
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:
+    """The module with these weights, in its own types; as it is without any."""
+    if state is not None:
+        with torch.no_grad():
+            for name, own in module.state_dict(keep_vars=True).items():
+                own.copy_(state[name])
+    return module
+
+
+def describe_state(state: Mapping[str, Tensor]) -> str:
+    """A digest that is the same for the same weights."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return f"weights {digest.hexdigest()[:12]}"
+
+
+def _differences(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    own = module.state_dict()
+    both = [name for name in own if name in state]
+    found = {
+        "it lacks": [name for name in own if name not in state],
+        "it has in addition": [name for name in state if name not in own],
+        "the shapes differ in": [
+            f"{name} ({list(state[name].shape)}, and {list(own[name].shape)} in the model)"
+            for name in both
+            if state[name].shape != own[name].shape
+        ],
+        "the types differ in": [
+            f"{name} ({state[name].dtype}, and {own[name].dtype} in the model)"
+            for name in both
+            if state[name].is_floating_point() != own[name].is_floating_point()
+        ],
+    }
+    return [f"{what} {_listed(names)}" for what, names in found.items() if names]
+
+
+def _hint(module: nn.Module, state: Mapping[str, Tensor]) -> str:
+    for prefix in _WRAPPERS:
+        bare = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+        if bare.keys() != state.keys() and not _differences(module, bare):
+            return (
+                f" The names begin with {prefix!r}, as a wrapper saves them: pass "
+                f"{{name.removeprefix({prefix!r}): value for name, value in state.items()}}"
+            )
+    return ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    rest = len(every) - MAX_LISTED
+    return ", ".join(every[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class _Shown:
+    """Words in place of a value that would fill the screen."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
