@@ -25,6 +25,7 @@ def fit_through_a_fault(rows: Any, checkpoints: dml.Checkpoints, folder: Path) -
     return fitted
 
 
+@pytest.mark.slow
 def test_s3_with_the_credentials_of_sparks_hadoop_configuration(
     s3: Any, spark: Any, rows: Any, uninterrupted: Any, tmp_path: Path
 ) -> None:
