@@ -14,6 +14,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from sparkdml.comm.traffic import Traffic
@@ -92,6 +93,10 @@ class Communicator(ABC):
     def count_into(self, traffic: Traffic) -> None:
         """Add to these sums from now on."""
         self.traffic = traffic
+
+    def carries(self, dtype: torch.dtype) -> bool:
+        """Whether tensors of this type are reduced as they are, not as wider ones."""
+        return True
 
     @abstractmethod
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...

@@ -8,12 +8,20 @@ ring-allreduce as in Horovod, Sergeev and Del Balso 2018, arXiv 1802.05799.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.checkpoint.state import State
 from sparkdml.comm.base import Communicator, Work
+from sparkdml.compression.base import Compression, Reducer, Uncompressed
 from sparkdml.errors import ParameterError
 from sparkdml.strategies.base import StepStrategy
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
 
 BACKENDS = ("auto", "horovod", "torch")
 
@@ -25,15 +33,35 @@ class AllReduce(StepStrategy):
         backend: "horovod", "torch", or "auto" for Horovod where it is installed.
         bucket_bytes: how much is reduced at once. Smaller buckets start sooner, larger ones cost
             fewer round trips. A model smaller than this is reduced in one go after backward.
+        compression: what the gradients become on the wire: `FP16()`, `BF16()`, `OneBit()`,
+            `TopK()`, `PowerSGD()`, or None. Weights, losses and metrics always travel exactly.
     """
 
-    def __init__(self, backend: str = "auto", bucket_bytes: int = 8 << 20) -> None:
+    def __init__(
+        self,
+        backend: str = "auto",
+        bucket_bytes: int = 8 << 20,
+        compression: Compression | None = None,
+    ) -> None:
         if backend not in BACKENDS:
             raise ParameterError("backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
         if bucket_bytes < 1:
             raise ParameterError("bucket_bytes", bucket_bytes, "at least 1")
+        if compression is not None and not isinstance(compression, Compression):
+            raise ParameterError("compression", compression, "None, or for instance dml.FP16()")
         self.backend = backend
         self.bucket_bytes = bucket_bytes
+        self.compression = compression
+
+    def check(self, job: TrainingJob) -> None:
+        if job.task.precision == "fp16" and self.compression and self.compression.has_debts:
+            raise ParameterError(
+                "compression",
+                self.compression,
+                "None or FP16() with precision='fp16': what is owed would be in units of a loss "
+                "scale that changes",
+                "Use precision='bf16'.",
+            )
 
     def start(self, training: Training) -> None:
         self._comm: Communicator = training.ctx.comm
@@ -49,6 +77,9 @@ class AllReduce(StepStrategy):
         ]
         self._missing = [bucket.num_parameters for bucket in self._buckets]
         self._works: list[Work] = []
+        self._reducer: Reducer = Uncompressed(self._comm, self._buckets)
+        if self.compression is not None and self._comm.size > 1:  # one rank has no wire
+            self._reducer = self.compression.reducer(self._comm, task.params, self._buckets)
         if len(self._buckets) > 1 and self._comm.size > 1:
             task.on_gradient(self._gradient_is_ready)
 
@@ -71,8 +102,14 @@ class AllReduce(StepStrategy):
             self._send_next()
 
     def _send_next(self) -> None:
-        bucket = self._buckets[len(self._works)]
-        self._works.append(self._comm.allreduce_async_(bucket.tensor))
+        self._works.append(self._reducer.reduce_async_(len(self._works)))
+
+    def state(self) -> State:
+        return self._reducer.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._reducer.load(state)
 
     def __repr__(self) -> str:
-        return f"AllReduce(backend={self.backend!r}, bucket_bytes={self.bucket_bytes})"
+        compression = f", compression={self.compression}" if self.compression else ""
+        return f"AllReduce(backend={self.backend!r}, bucket_bytes={self.bucket_bytes}{compression})"
