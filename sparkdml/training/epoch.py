@@ -44,11 +44,7 @@ class Epoch:
     ) -> Epoch:
         """The epoch that a checkpoint was taken in, from there on."""
         epoch = cls(training, state["number"])
-        totals: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in state["totals"].items()
-        }
-        epoch.totals = Totals(**totals)
+        epoch.totals = Totals.load(state["totals"])
         epoch.steps = state["steps"]
         epoch._seconds_before = state["seconds"]
         epoch.measured = dict(state.get("measured", {}))  # which older checkpoints have not
@@ -94,6 +90,33 @@ class Epoch:
             yield batch
             training.spans.start_step(training.step + 1)
 
+    def begin_step(self) -> None:
+        """For strategies whose steps take whole passes: a step begins."""
+        training = self._training
+        training.spans.start_step(training.step + 1)
+        for callback in training.step_start_callbacks:
+            callback.on_step_start(training)
+
+    def whole_pass(self) -> Iterator[Batch]:
+        """All of this rank's rows, and no empty batches: in every pass the same ones in order."""
+        training = self._training
+        self.own_rows = 0.0
+        self._vote()
+        vote, training.task.vote = training.task.vote, (0.0, 0.0, 0.0)  # not with every batch
+        for batch in training.ctx.feed(training.rows_a_step, 0, shuffle=False):
+            training.clock.lap("data")
+            training.spans.lap("feed wait")
+            self.own_rows += batch.num_rows
+            yield batch
+        self._batch_rows = int(self.own_rows)
+        training.task.vote = vote
+        self.measured["passes"] = self.measured.get("passes", 0.0) + 1.0
+
+    def check_finite(self, totals: Totals) -> None:
+        """Every rank has the same totals, and raises alike."""
+        if not math.isfinite(totals.loss):
+            self._not_finite(totals.loss)
+
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""
         self._stop_is_agreed = bool(totals.stops)
@@ -102,8 +125,7 @@ class Epoch:
             if self._stop_is_agreed:
                 self._training.interrupt()
             return False
-        if not math.isfinite(totals.loss):
-            self._not_finite(totals.loss)
+        self.check_finite(totals)
         self.totals += totals
         self.steps += 1
         self._checkpoint_is_due = bool(totals.wishes) and not totals.objections
