@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparkdml.errors import DataError
 from sparkdml.runtime.randomness import seed_rank
-from sparkdml.training.totals import VOTES, Totals
+from sparkdml.training.totals import LOSS, VOTES, Totals
 
 if TYPE_CHECKING:
     from sparkdml.training.epoch import Epoch
@@ -48,6 +48,7 @@ class FullObjective:
         self._slice = slice(start, start + lengths[self._comm.rank])
         self._gradient = torch.zeros_like(self._values, dtype=torch.float64)
         self._stats = torch.zeros_like(training.task.params.stats, dtype=torch.float64)
+        self.own_loss = 0.0  # of this rank's rows in the last pass, to tell who has a NaN
         # What a sum of this many bits can't tell apart.
         self.precision = torch.finfo(self._values.dtype).eps
         self._comm.broadcast_(self._values)
@@ -114,6 +115,7 @@ class FullObjective:
             self._gradient += task.params.grads
             self._stats += task.params.stats
             training.clock.lap("compute")
+        self.own_loss = float(self._stats[LOSS])
         self._stats[VOTES] = self._stats.new_tensor(task.vote)  # once, however many batches
         sums = self._stats.new_tensor(self.add_up(self._stats))
         return task.forward.totals(sums)

@@ -24,7 +24,6 @@ from sparkdml.strategies.two_loop import combined, direction_coefficients
 
 if TYPE_CHECKING:
     from sparkdml.training.epoch import Epoch
-    from sparkdml.training.training import Training
 
 CURVED = 1e-12  # of |s| |y|: a pair that is flatter would spoil the directions to come
 
@@ -60,7 +59,7 @@ class LBFGS(SecondOrder):
         self.history = history
         self._pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=history)
 
-    def iterate(self, training: Training, epoch: Epoch, here: Evaluation) -> Evaluation | None:
+    def iterate(self, epoch: Epoch, here: Evaluation) -> Evaluation | None:
         objective = self.objective
         start = objective.point
         direction, slope = self._direction(here)
@@ -71,8 +70,8 @@ class LBFGS(SecondOrder):
         if reached is None:
             if not self._pairs:
                 return None
-            self._pairs.clear()  # the next direction is the gradient itself
-            return objective.evaluate(epoch)
+            self._pairs.clear()  # once more, down the gradient itself
+            return self.iterate(epoch, here)
         self._remember(objective.point - start, reached.gradient - here.gradient)
         return reached
 

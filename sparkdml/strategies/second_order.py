@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from sparkdml.training.training import Training
 
 
+MAX_STALLED = 4  # steps in a row that make nothing better
+
+
 class SecondOrder(Strategy):
     """One iteration an epoch, each a direction and a line search over whole passes."""
 
@@ -45,6 +48,7 @@ class SecondOrder(Strategy):
         self.tolerance, self.l2, self.max_trials = tolerance, l2, max_trials
         self.backend = backend
         self._here: Evaluation | None = None  # at the present parameters, where it is known
+        self._best = (math.inf, math.inf, 0)  # the lowest, the flattest, and steps since either
 
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers)]
@@ -84,7 +88,7 @@ class SecondOrder(Strategy):
             here = self._here
             if here is None:
                 here = self.objective.evaluate(epoch)
-                epoch.check_finite(here.totals)
+                epoch.check_finite(here.totals, self.objective.own_loss)
             reached = self._reach(training, epoch, here)
             epoch.measured["gradient_norm"] = reached.steepness
             epoch.count(reached.totals)
@@ -94,24 +98,27 @@ class SecondOrder(Strategy):
     def _reach(self, training: Training, epoch: Epoch, here: Evaluation) -> Evaluation:
         """The next point, and where it is the last one, why."""
         epoch.measured["step_length"] = 0.0
-        reached = here if here.steepness <= self.tolerance else self.iterate(training, epoch, here)
-        if reached is None:
-            reached = self.objective.evaluate(epoch)
-            training.stop(
-                "no step along the gradient lowers the loss any further, in the precision of "
-                f"{str(training.task.params.values.dtype).removeprefix('torch.')} (its largest "
-                f"element is {reached.steepness:.2g}, tolerance={self.tolerance:g})"
-            )
-        elif reached.steepness <= self.tolerance:
-            training.stop(
-                f"the gradient's largest element is {reached.steepness:.2g}, "
-                f"tolerance={self.tolerance:g}"
-            )
+        found = here if here.steepness <= self.tolerance else self.iterate(epoch, here)
+        reached = self.objective.evaluate(epoch) if found is None else found
+        height = f"the gradient's largest element is {reached.steepness:.2g}"
+        if reached.steepness <= self.tolerance:
+            training.stop(f"{height}, tolerance={self.tolerance:g}")
+        elif found is None or self._stalls(reached):
+            kind = str(training.task.params.values.dtype).removeprefix("torch.")
+            training.stop(f"no step lowers the loss any further in {kind}'s precision: {height}")
         self._here = reached
         return reached
 
+    def _stalls(self, reached: Evaluation) -> bool:
+        """Whether the last steps found nothing lower and nothing flatter: they walk in rounding."""
+        lowest, flattest, stalled = self._best
+        is_better = reached.value < lowest or reached.steepness < flattest
+        stalled = 0 if is_better else stalled + 1
+        self._best = (min(lowest, reached.value), min(flattest, reached.steepness), stalled)
+        return stalled >= MAX_STALLED
+
     @abstractmethod
-    def iterate(self, training: Training, epoch: Epoch, here: Evaluation) -> Evaluation | None:
+    def iterate(self, epoch: Epoch, here: Evaluation) -> Evaluation | None:
         """Move the parameters; None if there is no way down, and they are where they were."""
 
     def search_along(
@@ -150,6 +157,7 @@ class SecondOrder(Strategy):
             "steepness": here.steepness,
             "slope": here.slope,
             "totals": asdict(here.totals),
+            "best": list(self._best),
         }
         # The gradient is a slice, another one on each rank. On another number of ranks it is
         # lost, and one pass over the data brings it back.
@@ -159,6 +167,7 @@ class SecondOrder(Strategy):
         self._here = None
         if "gradient" in state:
             known = state["here"]
+            self._best = tuple(known["best"])
             self._here = Evaluation(
                 value=known["value"],
                 gradient=state["gradient"],

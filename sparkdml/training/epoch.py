@@ -112,10 +112,13 @@ class Epoch:
         training.task.vote = vote
         self.measured["passes"] = self.measured.get("passes", 0.0) + 1.0
 
-    def check_finite(self, totals: Totals) -> None:
-        """Every rank has the same totals, and raises alike."""
+    def check_finite(self, totals: Totals, own_loss: float | None = None) -> None:
+        """Every rank has the same totals, and raises alike.
+
+        `own_loss` is what this rank brought to them, if not just the loss of its last batch.
+        """
         if not math.isfinite(totals.loss):
-            self._not_finite(totals.loss)
+            self._not_finite(totals.loss, own_loss)
 
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""
@@ -169,10 +172,10 @@ class Epoch:
         wish = training.ctx.rank == 0 and checkpoint.due(training.step + 1)
         training.task.vote = (float(wish), float(checkpoint.busy), stops)
 
-    def _not_finite(self, loss: float) -> NoReturn:
+    def _not_finite(self, loss: float, own_loss: float | None) -> NoReturn:
         """Every rank sees the same total, so every rank asks whose it is, and says the same."""
         training = self._training
-        own = training.task.forward.last_loss
+        own = training.task.forward.last_loss if own_loss is None else own_loss
         mine = torch.tensor([0.0 if own is None else float(own)], device=training.ctx.device)
         losses = torch.cat(training.ctx.comm.allgather(mine)).tolist()
         rank = next((r for r, value in enumerate(losses) if not math.isfinite(value)), 0)
