@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
     from sparkdml.strategies.base import Strategy as Strategy
+    from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
     from sparkdml.training.callbacks import Callback as Callback
@@ -71,6 +72,7 @@ _HOMES = {
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
     "Keep": "sparkdml.checkpoint.keep",
+    "LBFGS": "sparkdml.strategies.lbfgs",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "MLflow": "sparkdml.observe.trackers",
     "NonFiniteLoss": "sparkdml.errors",

@@ -29,6 +29,7 @@ class Epoch:
         self.totals = Totals()
         self.steps = 0
         self.own_rows = 0.0  # of this rank, for its weight among the others
+        self.measured: dict[str, float] = {}  # what the strategy adds to the row, on every rank
         self.rows_before = 0.0  # of these, how many were read before the run was resumed
         self.start: Ints | None = None  # where in the data it begins, if not at its start
         self._seconds_before = 0.0
@@ -43,13 +44,10 @@ class Epoch:
     ) -> Epoch:
         """The epoch that a checkpoint was taken in, from there on."""
         epoch = cls(training, state["number"])
-        totals: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in state["totals"].items()
-        }
-        epoch.totals = Totals(**totals)
+        epoch.totals = Totals.load(state["totals"])
         epoch.steps = state["steps"]
         epoch._seconds_before = state["seconds"]
+        epoch.measured = dict(state.get("measured", {}))  # which older checkpoints have not
         epoch.own_rows = epoch.rows_before = own_rows
         epoch.start = position if position.any() else None
         return epoch
@@ -60,6 +58,7 @@ class Epoch:
             "totals": asdict(self.totals),
             "steps": self.steps,
             "seconds": self.seconds,
+            "measured": self.measured,
         }
 
     @property
@@ -91,6 +90,36 @@ class Epoch:
             yield batch
             training.spans.start_step(training.step + 1)
 
+    def begin_step(self) -> None:
+        """For strategies whose steps take whole passes: a step begins."""
+        training = self._training
+        training.spans.start_step(training.step + 1)
+        for callback in training.step_start_callbacks:
+            callback.on_step_start(training)
+
+    def whole_pass(self) -> Iterator[Batch]:
+        """All of this rank's rows, and no empty batches: in every pass the same ones in order."""
+        training = self._training
+        self.own_rows = 0.0
+        self._vote()
+        vote, training.task.vote = training.task.vote, (0.0, 0.0, 0.0)  # not with every batch
+        for batch in training.ctx.feed(training.rows_a_step, 0, shuffle=False):
+            training.clock.lap("data")
+            training.spans.lap("feed wait")
+            self.own_rows += batch.num_rows
+            yield batch
+        self._batch_rows = int(self.own_rows)
+        training.task.vote = vote
+        self.measured["passes"] = self.measured.get("passes", 0.0) + 1.0
+
+    def check_finite(self, totals: Totals, own_loss: float | None = None) -> None:
+        """Every rank has the same totals, and raises alike.
+
+        `own_loss` is what this rank brought to them, if not just the loss of its last batch.
+        """
+        if not math.isfinite(totals.loss):
+            self._not_finite(totals.loss, own_loss)
+
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""
         self._stop_is_agreed = bool(totals.stops)
@@ -99,8 +128,7 @@ class Epoch:
             if self._stop_is_agreed:
                 self._training.interrupt()
             return False
-        if not math.isfinite(totals.loss):
-            self._not_finite(totals.loss)
+        self.check_finite(totals)
         self.totals += totals
         self.steps += 1
         self._checkpoint_is_due = bool(totals.wishes) and not totals.objections
@@ -144,10 +172,10 @@ class Epoch:
         wish = training.ctx.rank == 0 and checkpoint.due(training.step + 1)
         training.task.vote = (float(wish), float(checkpoint.busy), stops)
 
-    def _not_finite(self, loss: float) -> NoReturn:
+    def _not_finite(self, loss: float, own_loss: float | None) -> NoReturn:
         """Every rank sees the same total, so every rank asks whose it is, and says the same."""
         training = self._training
-        own = training.task.forward.last_loss
+        own = training.task.forward.last_loss if own_loss is None else own_loss
         mine = torch.tensor([0.0 if own is None else float(own)], device=training.ctx.device)
         losses = torch.cat(training.ctx.comm.allgather(mine)).tolist()
         rank = next((r for r, value in enumerate(losses) if not math.isfinite(value)), 0)
