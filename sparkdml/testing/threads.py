@@ -27,7 +27,8 @@ class ThreadContext:
 
     def __init__(self, comm: Communicator, rows: Rows, held_out: Rows | None = None) -> None:
         self.comm = comm
-        self.rank, self.size = comm.rank, comm.size
+        self.rank, self.size, self.number = comm.rank, comm.size, comm.rank
+        self.leads = True
         self.device = torch.device("cpu")
         self.data = self
         self.facts = None
