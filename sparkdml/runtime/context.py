@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import (
     CheckpointError,
     CommunicationError,
@@ -74,6 +75,7 @@ class Context:
         self._link = link
         # What the timeline shows of this rank; nothing is recorded in a run without one.
         self.spans: NoSpans = start_recorder(world, link) if plan.timeline else NO_SPANS
+        self.traffic = Traffic()  # what this rank sends to its peers, by whichever way
         self._chunks = chunks
         self._rows = rows
         self._spool_directory = spool_directory
@@ -98,6 +100,7 @@ class Context:
     def _open_communicators(self) -> tuple[Communicator, Communicator]:
         if self._gang is None or self._comm is None:
             self._gang = open_traced(self.spans, self.plan.backend, self.world)
+            self._gang.count_into(self.traffic)  # and with it what is split off
             roles = self.plan.job_roles
             self._comm = self._gang
             if len(roles) > 1:

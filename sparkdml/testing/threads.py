@@ -29,6 +29,7 @@ class ThreadContext:
         self.comm = comm
         self.rank, self.size, self.number = comm.rank, comm.size, comm.rank
         self.leads = True
+        self.traffic = comm.traffic
         self.device = torch.device("cpu")
         self.data = self
         self.facts = None
