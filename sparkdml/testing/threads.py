@@ -28,6 +28,7 @@ class ThreadContext:
     def __init__(self, comm: Communicator, rows: Rows, held_out: Rows | None = None) -> None:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
+        self.traffic = comm.traffic
         self.device = torch.device("cpu")
         self.data = self
         self.facts = None
