@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.state import State
+from sparkdml.comm.backends import BACKENDS
+from sparkdml.errors import ParameterError
 from sparkdml.runtime.plan import Role
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
@@ -46,6 +48,14 @@ class Strategy(ABC):
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; called once the ranks are alike, before the first step."""
         assert not state, f"{type(self).__name__} has a state() but no load()"
+
+
+def check_backend(backend: str) -> str:
+    """The backend, if it is one that a strategy's user may name."""
+    allowed = [name for name in BACKENDS if name != "single"]
+    if backend not in allowed:
+        raise ParameterError("backend", backend, f"one of {', '.join(map(repr, allowed))}")
+    return backend
 
 
 class StepStrategy(Strategy):

@@ -10,6 +10,7 @@ import torch
 
 from sparkdml.comm.backends import why_no_horovod
 from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.strategies.gossip import Gossip
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, train_process
@@ -26,8 +27,17 @@ CASES = {
             (partial(AllReduce, bucket_bytes=0), "bucket_bytes"),
         ],
     ),
+    "Gossip": Case(
+        Gossip,
+        bad=[
+            (partial(Gossip, "star"), "graph"),
+            (partial(Gossip, degree=3), "degree"),
+            (partial(Gossip, "random", degree=1), "degree"),
+            (partial(Gossip, backend="mpi"), "backend"),
+        ],
+    ),
 }
-ON_PROCESSES = ["AllReduce"]  # whose result on 2 processes must be that on 2 threads
+ON_PROCESSES = ["AllReduce", "Gossip"]  # whose result on 2 processes must be that on 2 threads
 
 
 class TestStrategies(StrategyContract):
