@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
     from sparkdml.strategies.base import Strategy as Strategy
-    from sparkdml.strategies.gossip import Gossip as Gossip
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
+    from sparkdml.strategies.gossip import Gossip as Gossip
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
