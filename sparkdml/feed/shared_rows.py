@@ -18,8 +18,7 @@ from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays
 from sparkdml.feed.row_wire import RemoteRows, RowServer
 from sparkdml.feed.shared_spool import Card, Rows, Shelf, card_of, open_here
-
-Piece = tuple[int, int, int]  # owner, from, to
+from sparkdml.feed.shares import Piece
 
 
 class SharedRows:

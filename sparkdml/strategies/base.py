@@ -7,14 +7,16 @@ needs of the world comes through the `Training` that it is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.state import State
 from sparkdml.comm.backends import BACKENDS
 from sparkdml.errors import ParameterError
+from sparkdml.feed.batch import Batch
 from sparkdml.runtime.desk import Desk
 from sparkdml.runtime.roles import Role
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
 
@@ -49,6 +51,12 @@ class Strategy(ABC):
     def desk(self, num_workers: int) -> Desk | None:
         """What the strategy keeps at the driver, made anew for each submission; `ctx.ask` asks."""
         return None
+
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        """The rows of an epoch that this rank computes: its own, unless they move."""
+        return training.ctx.feed(
+            training.rows_a_step, epoch.number, training.schedule.shuffle, epoch.start
+        )
 
     def state(self) -> State:
         """What a checkpoint must hold of the strategy itself, on this rank."""
