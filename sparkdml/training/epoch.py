@@ -31,6 +31,8 @@ class Epoch:
         self.own_rows = 0.0  # of this rank, for its weight among the others
         self.measured: dict[str, float] = {}  # what the strategy adds to the row, on every rank
         self.rows_before = 0.0  # of these, how many were read before the run was resumed
+        # Of this rank's shards: how many rows anybody has used since it began here; None: own_rows.
+        self.used_rows: int | None = None
         self.start: Ints | None = None  # where in the data it begins, if not at its start
         self._seconds_before = 0.0
         self._started = time.perf_counter()
@@ -60,6 +62,12 @@ class Epoch:
             "seconds": self.seconds,
             "measured": self.measured,
         }
+
+    @property
+    def rows_read(self) -> int:
+        """How many rows of this rank's shards have been used since the epoch began here."""
+        own = int(self.own_rows - self.rows_before)
+        return own if self.used_rows is None else self.used_rows
 
     @property
     def seconds(self) -> float:
@@ -137,10 +145,8 @@ class Epoch:
         self._vote()  # as late as can be: a round may be long
 
     def _feed(self) -> Iterator[Batch]:
-        training = self._training
-        return training.ctx.feed(
-            training.rows_a_step, self.number, training.schedule.shuffle, self.start
-        )
+        assert self._training.strategy is not None
+        return self._training.strategy.batches(self._training, self)
 
     def _take(self, batch: Batch) -> None:
         self._training.clock.lap("data")
