@@ -13,8 +13,10 @@ from sparkdml.comm.base import Communicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.order import Ints
+from sparkdml.feed.position import nothing_read
 from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.strategies.base import Strategy
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.task import Task, TaskPlan, build_module
 from sparkdml.training.training import Schedule, Training
@@ -25,7 +27,13 @@ Rows = dict[str, Tensor]
 class ThreadContext:
     """What a strategy needs of a worker's context, on rows that are in memory."""
 
-    def __init__(self, comm: Communicator, rows: Rows, held_out: Rows | None = None) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        rows: Rows,
+        held_out: Rows | None = None,
+        checkpoint: RankCheckpoints | None = None,
+    ) -> None:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.device = torch.device("cpu")
@@ -34,15 +42,21 @@ class ThreadContext:
         self.spans = NO_SPANS
         self.host = "here"
         self.seed = 0
-        self.checkpoint = None
+        self.checkpoint = checkpoint
         self.events: list[dict[str, Any]] = []
         self._rows, self._held_out = rows, held_out or {}
 
     def feed(
         self, batch_size: int, epoch: int = 0, shuffle: bool = True, position: Ints | None = None
     ) -> Iterator[Batch]:
-        """The rows in order: with `epoch`, `shuffle` and `position` a real feed would do more."""
-        return _cut(self._rows, batch_size)
+        """The rows in order: with `epoch` and `shuffle` a real feed would do more."""
+        return _cut(self._rows, batch_size, 0 if position is None else int(position.sum()))
+
+    def position_after(self, num_rows: int, epoch: int, shuffle: bool, start: Ints) -> Ints:
+        """As if all rows were in the one shard that has this rank's number."""
+        position = nothing_read()
+        position[self.rank] = int(start.sum()) + num_rows
+        return position
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         return _cut(self._held_out, batch_size)
@@ -60,42 +74,61 @@ class ThreadContext:
         """Nobody is waiting."""
 
 
-def _cut(rows: Rows, batch_size: int) -> Iterator[Batch]:
-    count = len(next(iter(rows.values()))) if rows else 0
+def _cut(rows: Rows, batch_size: int, start: int = 0) -> Iterator[Batch]:
+    left = {name: values[start:] for name, values in rows.items()}
+    count = len(next(iter(left.values()))) if left else 0
     if count:
-        yield from Batch(rows, count).split(batch_size)
+        yield from Batch(left, count).split(batch_size)
 
 
 def train_on_threads(
-    strategy_of: Any,
+    strategy_of: Callable[[], Strategy],
     plan: TaskPlan,
     schedule: Schedule,
     parts: Sequence[Rows],
     held_out: Sequence[Rows] | None = None,
     callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
     seed: int = 0,
+    checkpoints: MemoryCheckpoints | None = None,
 ) -> list[Training]:
     """One thread for each part of the rows; every rank's `Training` after the run.
 
     `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster, and so may
-    `callbacks` be a function; a list of them is shared by the ranks.
+    `callbacks` be a function; a list of them is shared by the ranks. With `checkpoints` the run
+    goes on from the newest of them, if there is one.
     """
-    building = threading.Lock()
+    resumed = None if checkpoints is None else checkpoints.newest
 
     def run_rank(comm: Communicator) -> Training:
-        with building:  # threads share torch's random state
-            torch.manual_seed(seed)
-            task = Task(plan, torch.device("cpu"))
-        context: Any = ThreadContext(
-            comm, parts[comm.rank], held_out[comm.rank] if held_out else None
-        )
-        strategy: Strategy = strategy_of()
-        own = callbacks() if callable(callbacks) else callbacks
-        training = Training(context, task, schedule, own, strategy)
-        strategy.run("worker", training)
-        return training
+        own = None
+        if checkpoints is not None:
+            own = RankCheckpoints(checkpoints, resumed, comm.rank, comm.size, schedule)
+        held = held_out[comm.rank] if held_out else None
+        context = ThreadContext(comm, parts[comm.rank], held, own)
+        return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
 
     return run_threads(len(parts), run_rank)
+
+
+_building = threading.Lock()  # threads share torch's random state
+
+
+def train_rank(
+    context: Any,
+    strategy: Strategy,
+    plan: TaskPlan,
+    schedule: Schedule,
+    callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
+    seed: int = 0,
+) -> Training:
+    """One rank's whole run, on a thread or in a process of its own."""
+    with _building:
+        torch.manual_seed(seed)
+        task = Task(plan, torch.device("cpu"))
+    own = callbacks() if callable(callbacks) else callbacks
+    training = Training(context, task, schedule, own, strategy)
+    strategy.run("worker", training)
+    return training
 
 
 def train_alone(

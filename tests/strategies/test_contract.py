@@ -1,0 +1,75 @@
+"""Every strategy through the contract suite: on threads all of it, on real processes the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from sparkdml.comm.backends import why_no_horovod
+from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.testing.digits import cut, digits, digits_plan
+from sparkdml.testing.rank_processes import RankProcesses
+from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, train_process
+from sparkdml.testing.threads import train_on_threads
+from sparkdml.training.training import Schedule
+
+# One line (or a few) a strategy: that's all that is needed to run it through everything.
+CASES = {
+    "AllReduce": Case(
+        AllReduce,
+        plain_workers=3,
+        bad=[
+            (partial(AllReduce, backend="smoke signals"), "backend"),
+            (partial(AllReduce, bucket_bytes=0), "bucket_bytes"),
+        ],
+    ),
+}
+ON_PROCESSES = ["AllReduce"]  # whose result on 2 processes must be that on 2 threads
+
+
+class TestStrategies(StrategyContract):
+    cases = CASES
+
+
+def train_by_name(comm, name):
+    return train_process(comm, CASES[name].make, parts_of_two())
+
+
+def parts_of_two():
+    return cut(digits(60), [38, 22])
+
+
+@pytest.fixture(scope="module")
+def processes(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
+    with RankProcesses(request.param, 2) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        "torch",
+        pytest.param(
+            "horovod",
+            marks=pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod())),
+        ),
+    ],
+    indirect=True,
+)
+@pytest.mark.parametrize("name", ON_PROCESSES)
+class TestProcesses:
+    @pytest.fixture(autouse=True)
+    def no_leaks(self) -> None:
+        """In place of the suite's: the processes outlive a test."""
+
+    def test_processes_equal_threads(self, processes, name):
+        expected = train_on_threads(
+            CASES[name].make, digits_plan(lr=0.1), Schedule(2, BATCH), parts_of_two()
+        )
+        for rank, parameters in enumerate(processes.run(train_by_name, name)):
+            theirs = [p.detach() for p in expected[rank].task.module.parameters()]
+            for ours, other in zip(parameters, theirs, strict=True):
+                torch.testing.assert_close(torch.from_numpy(ours), other, rtol=1e-5, atol=1e-6)
