@@ -41,6 +41,7 @@ from sparkdml.training.check import check_run
 from sparkdml.training.fit import Fit, Fitted
 from sparkdml.training.flat import check_parameters
 from sparkdml.training.job import TrainingJob
+from sparkdml.training.optimizers import NoOptimizer
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module
 from sparkdml.training.training import Schedule
 from sparkdml.warm_start import starting_state
@@ -174,6 +175,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             tuple(self.value("callbacks")),
         )
         check_run(job.task, module, job.callbacks, strategy, job.schedule.validates)
+        strategy.check(job)
         return Fit(
             spark=spark,
             dataset=dataset,
@@ -201,9 +203,17 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
 
     def _build_module(self) -> nn.Module:
         """The module at the driver: finds out most mistakes before any job."""
-        for name in ("model", "optimizer"):
+        strategy: Strategy = self.value("strategy")
+        needed = ("model",) if strategy.brings_optimizer else ("model", "optimizer")
+        for name in needed:
             if not self.isDefined(name):
                 raise ParameterError(name, None, "given", f"Pass {name}= to TorchEstimator.")
+        if strategy.brings_optimizer and self.isDefined("optimizer"):
+            raise ParameterError(
+                "optimizer",
+                self.value("optimizer"),
+                f"left out with {type(strategy).__name__}, which makes its own steps",
+            )
         # CrossValidator may fit on several threads, and torch's random state is everybody's.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.value("seed"))
@@ -240,7 +250,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return TaskPlan(
             model=self.value("model"),
             loss=self.value("loss"),
-            optimizer=self.value("optimizer"),
+            optimizer=self.value("optimizer") or NoOptimizer,
             features=tuple(self.feature_columns()),
             label=self.label_column(),
             metrics=self.value("metrics"),

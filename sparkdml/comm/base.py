@@ -10,10 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol
 
 from torch import Tensor
+
+from sparkdml.comm.traffic import Traffic
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
@@ -80,6 +83,15 @@ class Communicator(ABC):
 
     rank: int
     size: int
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What this rank has sent through it, and through what was split from it."""
+        return Traffic()
+
+    def count_into(self, traffic: Traffic) -> None:
+        """Add to these sums from now on."""
+        self.traffic = traffic
 
     @abstractmethod
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...

@@ -177,7 +177,7 @@ class TorchCommunicator(ComposedCommunicator):
 
     @property
     def point_to_point(self) -> PointToPoint:
-        return TorchMessages(self._groups, self.rank, self.size, self._alarm)
+        return TorchMessages(self._groups, self.rank, self.size, self._alarm, self.traffic)
 
     def close(self) -> None:
         if not self._groups:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import (
     CheckpointError,
     CommunicationError,
@@ -55,6 +56,7 @@ class Context:
         self._link = link
         # What the timeline shows of this rank; nothing is recorded in a run without one.
         self.spans: NoSpans = start_recorder(world, link) if plan.timeline else NO_SPANS
+        self.traffic = Traffic()  # what this rank sends to its peers, by whichever way
         self._chunks = chunks
         self._rows = rows
         self._spool_directory = spool_directory
@@ -70,6 +72,7 @@ class Context:
         """The communicator among all workers; the first use, on every rank, opens it."""
         if self._comm is None:
             self._comm = open_traced(self.spans, self.plan.backend, self.world)
+            self._comm.count_into(self.traffic)
         return self._comm
 
     @property

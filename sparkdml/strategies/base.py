@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.state import State
 from sparkdml.runtime.plan import Role
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
 
 
 class Strategy(ABC):
@@ -21,10 +24,16 @@ class Strategy(ABC):
 
     backend: str = "auto"  # of the communicator that the workers open
     steps_together = False  # whether all ranks compute each step's gradient at the same time
+    brings_optimizer = False  # whether it makes steps of its own, so that optimizer= is left out
+    columns: tuple[str, ...] = ()  # those that it adds to the history, by `epoch.measured`
 
     @abstractmethod
     def roles(self, num_workers: int) -> list[Role]:
         """What to launch, servers first. Called at the driver; pure."""
+
+    def check(self, job: TrainingJob) -> None:
+        """At the driver, before any job: a ParameterError for what it can't do, or would ignore."""
+        return  # most take all that the estimator does
 
     @abstractmethod
     def run(self, role: str, training: Training) -> None:

@@ -36,6 +36,7 @@ class ThreadContext:
     ) -> None:
         self.comm = comm
         self.rank, self.size = comm.rank, comm.size
+        self.traffic = comm.traffic
         self.device = torch.device("cpu")
         self.data = self
         self.facts = None

@@ -29,6 +29,7 @@ class Epoch:
         self.totals = Totals()
         self.steps = 0
         self.own_rows = 0.0  # of this rank, for its weight among the others
+        self.measured: dict[str, float] = {}  # what the strategy adds to the row, on every rank
         self.rows_before = 0.0  # of these, how many were read before the run was resumed
         self.start: Ints | None = None  # where in the data it begins, if not at its start
         self._seconds_before = 0.0
@@ -50,6 +51,7 @@ class Epoch:
         epoch.totals = Totals(**totals)
         epoch.steps = state["steps"]
         epoch._seconds_before = state["seconds"]
+        epoch.measured = dict(state.get("measured", {}))  # which older checkpoints have not
         epoch.own_rows = epoch.rows_before = own_rows
         epoch.start = position if position.any() else None
         return epoch
@@ -60,6 +62,7 @@ class Epoch:
             "totals": asdict(self.totals),
             "steps": self.steps,
             "seconds": self.seconds,
+            "measured": self.measured,
         }
 
     @property
