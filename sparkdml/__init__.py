@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
     from sparkdml.strategies.base import Strategy as Strategy
+    from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
+    from sparkdml.strategies.easgd import EASGD as EASGD
+    from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
+    from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
     from sparkdml.training.callbacks import Callback as Callback
@@ -58,12 +62,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "AllReduce": "sparkdml.strategies.allreduce",
     "BestModel": "sparkdml.training.callbacks",
+    "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
     "CheckpointError": "sparkdml.errors",
     "Checkpoints": "sparkdml.checkpoint.checkpoints",
     "Context": "sparkdml.runtime.context",
     "DataError": "sparkdml.errors",
     "Dataset": "sparkdml.feed.dataset",
+    "EASGD": "sparkdml.strategies.easgd",
     "EMA": "sparkdml.training.callbacks",
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
@@ -72,6 +78,7 @@ _HOMES = {
     "History": "sparkdml.history",
     "Keep": "sparkdml.checkpoint.keep",
     "LearningRateSchedule": "sparkdml.training.callbacks",
+    "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
@@ -79,6 +86,7 @@ _HOMES = {
     "ParameterError": "sparkdml.errors",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
+    "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
