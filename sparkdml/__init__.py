@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
+    from sparkdml.strategies.hogwild import Hogwild as Hogwild
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
@@ -76,6 +77,7 @@ _HOMES = {
     "ExportError": "sparkdml.errors",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
+    "Hogwild": "sparkdml.strategies.hogwild",
     "Keep": "sparkdml.checkpoint.keep",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
