@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
     from sparkdml.strategies.gossip import Gossip as Gossip
+    from sparkdml.strategies.hogwild import Hogwild as Hogwild
     from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
@@ -81,6 +82,7 @@ _HOMES = {
     "Gossip": "sparkdml.strategies.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
+    "Hogwild": "sparkdml.strategies.hogwild",
     "Keep": "sparkdml.checkpoint.keep",
     "LBFGS": "sparkdml.strategies.lbfgs",
     "LearningRateSchedule": "sparkdml.training.callbacks",
