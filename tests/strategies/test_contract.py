@@ -16,6 +16,7 @@ from sparkdml.compression.top_k import TopK
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.block_momentum import BlockMomentum
 from sparkdml.strategies.easgd import EASGD
+from sparkdml.strategies.hogwild import Hogwild
 from sparkdml.strategies.local_sgd import LocalSGD
 from sparkdml.strategies.slow_mo import SlowMo
 from sparkdml.testing.digits import cut, digits, digits_plan
@@ -93,6 +94,12 @@ CASES = {
         plain=partial(EASGD, steps=1, rho=5.0),  # half the way, with the suite's rate of 0.1
         plain_lr=0.5,
         bad=[(partial(EASGD, steps=0), "steps"), (partial(EASGD, rho=0.0), "rho")],
+    ),
+    "Hogwild": Case(
+        partial(Hogwild, steps=4),
+        lr=0.2,
+        resumes_exactly=False,  # who comes first is never the same
+        bad=[(partial(Hogwild, steps=0), "steps")],
     ),
 }
 ON_PROCESSES = [
