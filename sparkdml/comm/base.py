@@ -14,7 +14,6 @@ from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from sparkdml.comm.traffic import Traffic
@@ -94,8 +93,8 @@ class Communicator(ABC):
         """Add to these sums from now on."""
         self.traffic = traffic
 
-    def carries(self, dtype: torch.dtype) -> bool:
-        """Whether tensors of this type are reduced as they are, not as wider ones."""
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether it would be reduced in its own type, not in a wider one."""
         return True
 
     @abstractmethod

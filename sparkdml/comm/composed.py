@@ -75,8 +75,8 @@ class ComposedCommunicator(Communicator):
     def _open_split(self, ranks: Sequence[int], color: int) -> Communicator:
         """A communicator of these ranks of this one, in this order; every rank calls it."""
 
-    def carries(self, dtype: torch.dtype) -> bool:
-        return dtype in self.native_dtypes
+    def carries(self, tensor: Tensor) -> bool:
+        return tensor.dtype in self.native_dtypes
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
         arguments.check_reduction(tensor, op)

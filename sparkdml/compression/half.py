@@ -45,7 +45,7 @@ class HalfReducer(Reducer):
         if not bucket.num_parameters:
             return Unfinished(begun, lambda: None)
         small = (bucket.grads * self._scales[index]).to(self._dtype)
-        is_carried = self._comm.carries(self._dtype)
+        is_carried = self._comm.carries(small)
         if is_carried:
             begun.append(self._comm.allreduce_async_(small))
 

@@ -71,7 +71,7 @@ def test_numbers_that_are_none_stay_none():
 
 def test_a_backend_that_would_widen_the_numbers_exchanges_them(monkeypatch):
     """As Horovod would bfloat16: half the bytes all the same."""
-    monkeypatch.setattr(ThreadsCommunicator, "carries", lambda self, dtype: dtype.itemsize > 2)
+    monkeypatch.setattr(ThreadsCommunicator, "carries", lambda self, tensor: tensor.itemsize > 2)
     for results, _ in run_threads(3, lambda comm: reduce_all(comm, BF16(), [0.3])):
         sums, num_bytes = results[0]
         assert (sums / 0.9 - 1).abs().max() < 1e-2

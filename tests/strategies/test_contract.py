@@ -38,7 +38,11 @@ CASES = {
     # One worker has no wire, so nothing is compressed.
     "AllReduce-FP16": Case(
         partial(AllReduce, compression=FP16()),
-        bad=[(partial(AllReduce, compression="fp16"), "compression")],
+        bad=[
+            (partial(AllReduce, compression="fp16"), "compression"),
+            (partial(AllReduce, compression=OneBit(), topology="ring"), "topology"),
+            (partial(AllReduce, compression=TopK(), topology="shared-memory"), "topology"),
+        ],
     ),
     "AllReduce-BF16": Case(partial(AllReduce, compression=BF16(), bucket_bytes=512)),
     "AllReduce-OneBit": Case(partial(AllReduce, compression=OneBit())),
@@ -102,11 +106,19 @@ CASES = {
         bad=[(partial(Hogwild, steps=0), "steps")],
     ),
 }
+# Those whose result on 2 processes must be that on 2 threads: a tenth of a second each.
 ON_PROCESSES = [
     "AllReduce",
+    "AllReduce-FP16",
+    "AllReduce-BF16",
+    "AllReduce-OneBit",
+    "AllReduce-TopK",
+    "AllReduce-PowerSGD",
     "LocalSGD",
+    "BlockMomentum",
+    "SlowMo",
     "EASGD",
-]  # whose result on 2 processes must be that on 2 threads
+]
 
 
 class TestStrategies(StrategyContract):
