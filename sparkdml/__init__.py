@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.keep import Keep as Keep
     from sparkdml.classification import TorchClassificationModel as TorchClassificationModel
     from sparkdml.classification import TorchClassifier as TorchClassifier
+    from sparkdml.comparison.compare import compare as compare
     from sparkdml.errors import CheckpointError as CheckpointError
     from sparkdml.errors import DataError as DataError
     from sparkdml.errors import DryRunError as DryRunError
@@ -95,6 +96,7 @@ _HOMES = {
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
     "allow_pickle": "sparkdml.persistence",
+    "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
     "session_builder": "sparkdml.session",
