@@ -43,9 +43,16 @@ if TYPE_CHECKING:
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
     from sparkdml.session import session_builder as session_builder
+    from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
     from sparkdml.strategies.base import Strategy as Strategy
+    from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
+    from sparkdml.strategies.easgd import EASGD as EASGD
+    from sparkdml.strategies.gossip import Gossip as Gossip
+    from sparkdml.strategies.hogwild import Hogwild as Hogwild
     from sparkdml.strategies.lbfgs import LBFGS as LBFGS
+    from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
+    from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
     from sparkdml.training.callbacks import Callback as Callback
@@ -58,23 +65,29 @@ __version__ = "0.1.0"
 
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
+    "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
     "BestModel": "sparkdml.training.callbacks",
+    "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
     "CheckpointError": "sparkdml.errors",
     "Checkpoints": "sparkdml.checkpoint.checkpoints",
     "Context": "sparkdml.runtime.context",
     "DataError": "sparkdml.errors",
     "Dataset": "sparkdml.feed.dataset",
+    "EASGD": "sparkdml.strategies.easgd",
     "EMA": "sparkdml.training.callbacks",
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
+    "Gossip": "sparkdml.strategies.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
+    "Hogwild": "sparkdml.strategies.hogwild",
     "Keep": "sparkdml.checkpoint.keep",
     "LBFGS": "sparkdml.strategies.lbfgs",
     "LearningRateSchedule": "sparkdml.training.callbacks",
+    "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
@@ -82,6 +95,7 @@ _HOMES = {
     "ParameterError": "sparkdml.errors",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
+    "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",

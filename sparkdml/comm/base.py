@@ -144,6 +144,12 @@ class Communicator(ABC):
         """Messages between two ranks, or None where the backend has none (Horovod)."""
         return None
 
+    def check(self) -> None:  # noqa: B027
+        """Raise CommunicationError if the run is known to have failed.
+
+        For those that wait for a peer by other means; a backend that knows of nothing raises never.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Leave in good order; every rank calls it. A second call does nothing."""

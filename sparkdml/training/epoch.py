@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -31,6 +31,8 @@ class Epoch:
         self.own_rows = 0.0  # of this rank, for its weight among the others
         self.measured: dict[str, float] = {}  # what the strategy adds to the row, on every rank
         self.rows_before = 0.0  # of these, how many were read before the run was resumed
+        # Of this rank's shards: how many rows anybody has used since it began here; None: own_rows.
+        self.used_rows: int | None = None
         self.start: Ints | None = None  # where in the data it begins, if not at its start
         self._seconds_before = 0.0
         self._started = time.perf_counter()
@@ -62,6 +64,12 @@ class Epoch:
         }
 
     @property
+    def rows_read(self) -> int:
+        """How many rows of this rank's shards have been used since the epoch began here."""
+        own = int(self.own_rows - self.rows_before)
+        return own if self.used_rows is None else self.used_rows
+
+    @property
     def seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started
 
@@ -73,17 +81,12 @@ class Epoch:
     def __iter__(self) -> Iterator[Batch]:
         """This rank's batches, then empty ones: other ranks may have more."""
         training = self._training
-        own = training.ctx.feed(
-            training.rows_a_step, self.number, training.schedule.shuffle, self.start
-        )
         training.spans.start_step(training.step + 1)
-        for batch in chain(own, repeat(Batch.empty())):
+        for batch in chain(self._feed(), repeat(Batch.empty())):
             if training.is_replayed or training.is_interrupted:
                 return
-            training.clock.lap("data")
-            training.spans.lap("feed wait")
-            self.own_rows += batch.num_rows
-            self._batch_rows = batch.num_rows
+            self._batch_rows = 0
+            self._take(batch)
             self._vote()
             for callback in training.step_start_callbacks:
                 callback.on_step_start(training)
@@ -119,6 +122,37 @@ class Epoch:
         """
         if not math.isfinite(totals.loss):
             self._not_finite(totals.loss, own_loss)
+
+    def rounds(self, num_batches: int) -> Iterator[Iterator[Batch]]:
+        """This rank's batches, up to so many at a time, then none: other ranks may have more.
+
+        For ranks that take steps of their own between two meetings. What lies between two meetings
+        is one step to all else: it is counted, voted on and ticked once.
+        """
+        training, own = self._training, self._feed()
+        training.spans.start_step(training.step + 1)
+        while not (training.is_replayed or training.is_interrupted):
+            self._batch_rows = 0
+            for callback in training.step_start_callbacks:
+                callback.on_step_start(training)
+            yield self._round(islice(own, num_batches))
+            training.spans.start_step(training.step + 1)
+
+    def _round(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._take(batch)
+            yield batch
+        self._vote()  # as late as can be: a round may be long
+
+    def _feed(self) -> Iterator[Batch]:
+        assert self._training.strategy is not None
+        return self._training.strategy.batches(self._training, self)
+
+    def _take(self, batch: Batch) -> None:
+        self._training.clock.lap("data")
+        self._training.spans.lap("feed wait")
+        self.own_rows += batch.num_rows
+        self._batch_rows += batch.num_rows
 
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""

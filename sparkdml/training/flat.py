@@ -48,10 +48,19 @@ class FlatParams:
         start = 0
         for parameter in self.parameters:
             stop = start + parameter.numel()
-            view = self.values[start:stop].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
+            self.values[start:stop].view(parameter.shape).copy_(parameter.detach())
             parameter.grad = self.grads[start:stop].view(parameter.shape)
+            start = stop
+        self.lay_in(self.values)
+
+    def lay_in(self, values: Tensor) -> None:
+        """The parameters are views into this buffer from now on, with what it holds."""
+        assert values.shape == self.values.shape
+        self.values = values
+        start = 0
+        for parameter in self.parameters:
+            stop = start + parameter.numel()
+            parameter.data = values[start:stop].view(parameter.shape)
             start = stop
 
     def grads_of(self, parameters: list[nn.Parameter]) -> Tensor:

@@ -10,6 +10,11 @@ import torch
 
 from sparkdml.comm.backends import why_no_horovod
 from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.strategies.block_momentum import BlockMomentum
+from sparkdml.strategies.easgd import EASGD
+from sparkdml.strategies.hogwild import Hogwild
+from sparkdml.strategies.local_sgd import LocalSGD
+from sparkdml.strategies.slow_mo import SlowMo
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, train_process
@@ -26,8 +31,59 @@ CASES = {
             (partial(AllReduce, bucket_bytes=0), "bucket_bytes"),
         ],
     ),
+    "LocalSGD": Case(
+        partial(LocalSGD, steps=4),
+        plain=partial(LocalSGD, steps=1),
+        plain_workers=3,
+        bad=[
+            (partial(LocalSGD, steps=0), "steps"),
+            (partial(LocalSGD, optimizer_state="lose"), "optimizer_state"),
+            (partial(LocalSGD, backend="single"), "backend"),
+        ],
+    ),
+    "BlockMomentum": Case(
+        partial(BlockMomentum, block=4, momentum=0.5),
+        plain=partial(BlockMomentum, block=1, momentum=0.0),
+        plain_workers=3,
+        bad=[
+            (partial(BlockMomentum, block=0), "block"),
+            (partial(BlockMomentum, momentum=1.0), "momentum"),
+            (partial(BlockMomentum, lr=0.0), "lr"),
+        ],
+    ),
+    "BlockMomentum-Nesterov": Case(
+        partial(BlockMomentum, block=4, nesterov=True, optimizer_state="keep"),
+        plain=partial(BlockMomentum, block=1, momentum=0.0, nesterov=True),
+        plain_workers=2,
+    ),
+    "SlowMo": Case(
+        partial(SlowMo, steps=4),
+        plain=partial(SlowMo, steps=1, momentum=0.0),
+        plain_workers=3,
+        bad=[
+            (partial(SlowMo, steps=0), "steps"),
+            (partial(SlowMo, momentum=-0.1), "momentum"),
+            (partial(SlowMo, lr=-1.0), "lr"),
+        ],
+    ),
+    "EASGD": Case(
+        partial(EASGD, steps=4),
+        plain=partial(EASGD, steps=1, rho=5.0),  # half the way, with the suite's rate of 0.1
+        plain_lr=0.5,
+        bad=[(partial(EASGD, steps=0), "steps"), (partial(EASGD, rho=0.0), "rho")],
+    ),
+    "Hogwild": Case(
+        partial(Hogwild, steps=4),
+        lr=0.2,
+        resumes_exactly=False,  # who comes first is never the same
+        bad=[(partial(Hogwild, steps=0), "steps")],
+    ),
 }
-ON_PROCESSES = ["AllReduce"]  # whose result on 2 processes must be that on 2 threads
+ON_PROCESSES = [
+    "AllReduce",
+    "LocalSGD",
+    "EASGD",
+]  # whose result on 2 processes must be that on 2 threads
 
 
 class TestStrategies(StrategyContract):

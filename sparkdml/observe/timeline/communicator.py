@@ -126,6 +126,9 @@ class TracedCommunicator(Communicator):
         messages = self._inner.point_to_point
         return None if messages is None else TracedMessages(messages, self._spans)
 
+    def check(self) -> None:
+        self._inner.check()
+
     def close(self) -> None:
         self._inner.close()
 
