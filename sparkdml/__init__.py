@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.keep import Keep as Keep
     from sparkdml.classification import TorchClassificationModel as TorchClassificationModel
     from sparkdml.classification import TorchClassifier as TorchClassifier
+    from sparkdml.comparison.compare import compare as compare
     from sparkdml.compression.half import BF16 as BF16
     from sparkdml.compression.half import FP16 as FP16
     from sparkdml.compression.one_bit import OneBit as OneBit
@@ -119,6 +120,7 @@ _HOMES = {
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
     "allow_pickle": "sparkdml.persistence",
+    "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
     "session_builder": "sparkdml.session",
