@@ -17,10 +17,11 @@ from sparkdml.errors import CommunicationError, SparkDMLError
 from sparkdml.server.base import Ask
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency.base import Clocks
-from sparkdml.server.frames import Entry, Kind, Message, Status
+from sparkdml.server.frames import ROWS_NAMED, Entry, Kind, Message, Status
 from sparkdml.server.keys import Key, Table
 from sparkdml.server.optimizers import updater_from
 from sparkdml.server.replicator import PUSH, SKIP, STEP, Replicator
+from sparkdml.server.row_cache import RowCache
 from sparkdml.server.shard import Shard
 from sparkdml.server.stats import NodeStats
 from sparkdml.server.view import View
@@ -83,6 +84,7 @@ class ServerNode:
             self.stats,
             self._look_again,
         )
+        self._rows = RowCache()
         self._reads: list[Message] = []  # those that wait for the clock
         self._news = threading.Event()  # ask the membership now
         self._new_view: View | None = None
@@ -181,8 +183,10 @@ class ServerNode:
     def _handle(self, message: Message) -> None:
         try:
             if message.kind is Kind.PUSH:
+                self._find_rows(message)
                 self._push(message)
             elif message.kind is Kind.PULL:
+                self._find_rows(message)
                 if not self._pull(message):
                     self._reads.append(message)
                     self.stats.longest_queue = max(self.stats.longest_queue, len(self._reads))
@@ -216,9 +220,22 @@ class ServerNode:
         )
         self._inbox.send(reply, answer.message.sender)
 
+    def _find_rows(self, message: Message) -> None:
+        """Put back the rows that were named by a signature, and remember those that were sent."""
+        for entry in message.entries:
+            entry.status = Status.OK
+            if entry.flags & ROWS_NAMED:
+                entry.rows = self._rows.find(message.sender, entry.key, entry.session)
+                if entry.rows is None:
+                    entry.status = Status.ROWS_UNKNOWN
+            elif entry.rows is not None and entry.session:
+                self._rows.keep(message.sender, entry.key, entry.session, entry.rows)
+
     def _find(self, entry: Entry) -> Shard | Status:
         if not self._replicator.is_primary(entry.key):
             return Status.MOVED
+        if entry.status:
+            return Status(entry.status)
         return self._shards.get(entry.key) or Status.UNKNOWN
 
     def _push(self, message: Message) -> None:

@@ -18,6 +18,8 @@ class Consistency(ABC):
     # Whether the pushes of a clock are added up, in the order of the workers, and applied once
     # when everyone has finished the clock.
     aggregates = False
+    # Whether clients keep what they have read, to read it again.
+    caches = False
 
     @abstractmethod
     def may_read(self, clock: int, slowest: int) -> bool:
