@@ -22,7 +22,7 @@ from sparkdml.server.courier import Courier, Request
 from sparkdml.server.cutting import Gathering, add_up_rows, cut_rows, cut_whole, parts_of
 from sparkdml.server.frames import Entry, Kind, Message, Status
 from sparkdml.server.keys import Indexes, Key, Table, as_indexes
-from sparkdml.server.node import CREATE, HALF, RESTORE, SET_UPDATER, WHOLE
+from sparkdml.server.node import CREATE, HALF, PROBE, RESTORE, SET_UPDATER, WHOLE
 from sparkdml.server.optimizers import Add, Updater
 from sparkdml.server.reading import ReadCache
 from sparkdml.server.shard import Shard
@@ -45,6 +45,7 @@ class WorkerClient:
         self._numbers: defaultdict[Key, int] = defaultdict(int)
         self._tables: dict[str, Table] = {}
         self._updaters: dict[str, Updater] = {}
+        self._exact: set[str] = set()
         self._reads = ReadCache(config.consistency)
         chosen = filter_of(config)
         self._sieve = None if chosen is None else Sieve(chosen)
@@ -79,7 +80,12 @@ class WorkerClient:
     # Tables -------------------------------------------------------------------------------------
 
     def init(
-        self, name: str, tensor: Tensor, rows: bool = False, updater: Updater | None = None
+        self,
+        name: str,
+        tensor: Tensor,
+        rows: bool = False,
+        updater: Updater | None = None,
+        exact: bool = False,
     ) -> None:
         table = Table.of(name, tensor, rows, self._config.part_bytes)
         updater = updater or Add()
@@ -87,10 +93,39 @@ class WorkerClient:
         with self._lock:
             self._tables[name] = table
             self._updaters[name] = updater
-        self._change_all(
-            (Entry(table.number, part, values=values), CREATE, text, ())
-            for part, values in enumerate(parts_of(table, tensor.detach().cpu()))
+            (self._exact.add if exact else self._exact.discard)(name)
+        missing = self._missing_parts(table)
+        if missing:
+            self._change_all(
+                (Entry(table.number, part, values=values), CREATE, text, ())
+                for part, values in parts_of(table, tensor.detach().cpu(), missing)
+            )
+
+    def _missing_parts(self, table: Table) -> list[int]:
+        """Those that the servers don't have: only these need be sent."""
+        missing: list[int] = []
+        ticket: PartsTicket[None] = PartsTicket(table.num_parts, _nothing, self.stats)
+
+        def done(message: Message, answer: Entry) -> None:
+            if answer.status == Status.UNKNOWN:
+                missing.append(answer.part)
+            ticket.part_done()
+
+        self._submit(
+            [
+                Request(
+                    Kind.INIT,
+                    Entry(table.number, part),
+                    done,
+                    ticket.failed,
+                    flags=PROBE,
+                    may_be_unknown=True,
+                )
+                for part in range(table.num_parts)
+            ]
         )
+        ticket.wait()
+        return sorted(missing)
 
     def _change_all(
         self, changes: Iterator[tuple[Entry, int, dict[str, Any], tuple[Entry, ...]]]
@@ -159,7 +194,8 @@ class WorkerClient:
         updater = self._updaters[table.name]
         # Parts that a push has no rows for must still hear of its weight.
         all_parts = self._config.consistency.aggregates and not updater.additive
-        if self._sieve is not None:
+        exact = table.name in self._exact
+        if self._sieve is not None and not exact:
             named, matrix = self._sieve.sift(
                 table, value, indexes, updater, weight, self._clock, self._reads.last(table)
             )
@@ -168,7 +204,7 @@ class WorkerClient:
             entries = cut_whole(table, value)
         else:
             entries = cut_rows(table, *add_up_rows(table, value, indexes), all_parts)
-        if self._config.half and table.dtype.is_floating_point:
+        if self._config.half and table.dtype.is_floating_point and not exact:
             for entry in entries:
                 entry.values = None if entry.values is None else entry.values.half()
         return entries
@@ -214,7 +250,7 @@ class WorkerClient:
                 ticket.part_done()
 
             entry.number = self._numbers[entry.key]  # so that it sees this worker's own pushes
-            flags = HALF if self._config.half else 0
+            flags = HALF if self._config.half and table.name not in self._exact else 0
             return Request(Kind.PULL, entry, done, ticket.failed, clock=clock, flags=flags)
 
         requests = [request_of(index, entry) for index, entry in enumerate(gathering.entries)]

@@ -48,6 +48,7 @@ class Request:
     text: dict[str, Any] | None = None
     more: tuple[Entry, ...] = ()  # further entries that belong to it
     alone: bool = False  # has a message of its own
+    may_be_unknown: bool = False  # then that is an answer, too
     under_way: bool = False
     finished: bool = False
     trouble_since: float | None = None
@@ -232,8 +233,8 @@ class Courier:
             self._lanes[request.entry.key].append(request)
         self._unsent += submitted
         self._retry()
+        self._keep_in_touch()  # before the reads that count on the clock
         self._send_unsent()
-        self._keep_in_touch()
 
     def _retry(self) -> None:
         now = time.monotonic()
@@ -308,7 +309,8 @@ class Courier:
         key = request.entry.key
         if request.signature:
             line.known_rows[key] = request.signature
-        if entry.status in (Status.OK, Status.REFUSED):
+        over = entry.status in (Status.OK, Status.REFUSED)
+        if over or (entry.status == Status.UNKNOWN and request.may_be_unknown):
             request.finished = True
             lane = self._lanes[key]
             lane.remove(request)

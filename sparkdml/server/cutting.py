@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -20,19 +20,19 @@ def check_shape(table: Table, value: Tensor) -> None:
         )
 
 
-def parts_of(table: Table, value: Tensor) -> Iterator[Tensor]:
-    """Each part's values, flat: views where the tensor is contiguous, else a copy at a time."""
-    matrix = value.reshape(table.num_rows, *value.shape[1:]) if table.by_row else value.reshape(-1)
-    for part in range(table.num_parts):
+def parts_of(table: Table, value: Tensor, parts: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
+    """Parts and their values, flat: views of a contiguous tensor, else a copy at a time."""
+    rows = value if table.by_row else value.reshape(-1)
+    for part in parts:
         start, stop = table.range(part)
-        yield matrix[start:stop].reshape(-1).contiguous()
+        yield part, rows[start:stop].reshape(-1).contiguous()
 
 
 def cut_whole(table: Table, value: Tensor) -> list[Entry]:
     check_shape(table, value)
     return [
         Entry(table.number, part, values=values)
-        for part, values in enumerate(parts_of(table, value))
+        for part, values in parts_of(table, value, range(table.num_parts))
     ]
 
 

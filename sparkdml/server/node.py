@@ -28,7 +28,7 @@ from sparkdml.server.view import View
 from sparkdml.server.wire import Inbox, Waker, check_bindable, own_address
 
 # Flags of messages from workers.
-CREATE, RESTORE, SET_UPDATER = 0, 1, 2  # of INIT
+CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
 LEAVE = 1  # of HELLO
 HALF, WHOLE = 1, 2  # of PULL
 
@@ -73,6 +73,7 @@ class ServerNode:
         self._waker = Waker()
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
+        self._clocks.expect((), started=False)
         self._greeted: dict[int, int] = {}  # worker -> the roster that it knew
         self._view = View()
         self._replicator = Replicator(
@@ -177,6 +178,7 @@ class ServerNode:
         for worker in self._clocks.workers:
             if worker not in view.workers and self._greeted[worker] <= view.roster:
                 self._clocks.die(worker)
+        self._clocks.expect(view.workers, view.started)
 
     # Messages -----------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class ServerNode:
             answers=answer.message.number,
             generation=self._view.generation,
             roster=self._view.roster,
-            clock=self._slowest,
+            clock=self._clocks.slowest,
         )
         self._inbox.send(reply, answer.message.sender)
 
@@ -228,6 +230,8 @@ class ServerNode:
                 entry.rows = self._rows.find(message.sender, entry.key, entry.session)
                 if entry.rows is None:
                     entry.status = Status.ROWS_UNKNOWN
+                else:
+                    self.stats.rows_named += 1
             elif entry.rows is not None and entry.session:
                 self._rows.keep(message.sender, entry.key, entry.session, entry.rows)
 
@@ -265,17 +269,20 @@ class ServerNode:
                     entry.rows = entry.values = None
                 self._replicator.changed(shard, entry, before, safe)
 
-    def _when_safe(self, answer: _Answer, index: int, status: Status) -> Callable[[bool], None]:
+    def _when_safe(
+        self, answer: _Answer, index: int, pushed: Status | None
+    ) -> Callable[[bool], None]:
+        """Decide an entry once its change is at all replicas; `pushed`: what became of a push."""
+
         def decide(is_safe: bool) -> None:
-            if is_safe and status is Status.OK:
-                self.stats.pushes += 1
-            answer.decide(index, status if is_safe else Status.MOVED)
+            self.stats.pushes += is_safe and pushed is Status.OK
+            answer.decide(index, (pushed or Status.OK) if is_safe else Status.MOVED)
 
         return decide
 
     def _pull(self, message: Message) -> bool:
         """Answer a read, if the clock allows it; whether it did."""
-        clock, slowest = message.clock, self._slowest
+        clock, slowest = message.clock, self._clocks.slowest
         if not self._config.consistency.may_read(clock, slowest):
             return False
         found = [self._find(entry) for entry in message.entries]
@@ -321,13 +328,22 @@ class ServerNode:
             entries,
             answers=message.number,
             generation=self._view.generation,
-            clock=self._slowest,
+            clock=self._clocks.slowest,
             text=text,
         )
         self._inbox.send(reply, message.sender)
 
     def _init(self, message: Message) -> None:
         answer = _Answer(message, self._send)
+        if message.flags == PROBE:
+            for index, entry in enumerate(message.entries):
+                shard = self._find(entry)
+                if isinstance(shard, Shard):
+                    safe = self._when_safe(answer, index, None)
+                    self._replicator.wait(entry.key, shard.version, safe)
+                else:
+                    answer.decide(index, shard)
+            return
         entry = message.entries[0]
         shard = self._find(entry)
         safe = self._when_done(answer)
@@ -349,7 +365,7 @@ class ServerNode:
                 new = Shard.from_parts(text, message.entries)
                 if isinstance(shard, Shard):  # who pushed what is older than the snapshot
                     new.applied, new.version = shard.applied, shard.version + 1
-            new.stepped = self._slowest
+            new.stepped = self._clocks.slowest
             self._shards[entry.key] = new
             self._replicator.created(entry.key, safe)
 
@@ -360,14 +376,6 @@ class ServerNode:
         return decide
 
     # Clocks -------------------------------------------------------------------------------------
-
-    @property
-    def _slowest(self) -> int:
-        """As far as is known: of a worker that hasn't greeted us yet, we know nothing."""
-        known = self._clocks.workers
-        if self._view.started and all(worker in known for worker in self._view.workers):
-            return self._clocks.slowest
-        return 0
 
     def _hello(self, message: Message) -> None:
         worker = message.entries[0].worker
@@ -391,7 +399,7 @@ class ServerNode:
     def _advance(self) -> None:
         """Make the steps that are due, and serve the reads that waited for them."""
         if self._keep:
-            slowest = self._slowest
+            slowest = self._clocks.slowest
             for key in self._replicator.parts:
                 shard = self._shards[key]
                 while shard.stepped < slowest:
