@@ -358,7 +358,8 @@ class ServerNode:
             answer.decide_all(shard)
         else:
             if message.flags == CREATE:
-                assert entry.values is not None
+                if entry.values is None:
+                    raise ValueError("a part without values")
                 table = Table.from_dict(text["table"])
                 new = Shard.new(table, entry.part, updater_from(text["updater"]), entry.values)
             else:
