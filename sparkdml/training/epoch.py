@@ -37,6 +37,8 @@ class Epoch:
         self._batch_rows = 0
         self._checkpoint_is_due = False
         self._stop_is_agreed = False
+        self._source: Iterator[Batch] = iter(())
+        self._ahead: Batch | None = None  # read already, for the next step
 
     @classmethod
     def load(
@@ -81,18 +83,27 @@ class Epoch:
             training.rows_a_step, self.number, training.schedule.shuffle, self.start
         )
         training.spans.start_step(training.step + 1)
-        for batch in chain(own, repeat(Batch.empty())):
-            if training.is_replayed or training.is_interrupted:
-                return
-            training.clock.lap("data")
-            training.spans.lap("feed wait")
-            self.own_rows += batch.num_rows
-            self._batch_rows = batch.num_rows
-            self._vote()
-            for callback in training.step_start_callbacks:
-                callback.on_step_start(training)
-            yield batch
-            training.spans.start_step(training.step + 1)
+        self._source, self._ahead = chain(own, repeat(Batch.empty())), None
+        try:
+            while not (training.is_replayed or training.is_interrupted):
+                batch = next(self._source) if self._ahead is None else self._ahead
+                self._ahead = None
+                training.clock.lap("data")
+                training.spans.lap("feed wait")
+                self.own_rows += batch.num_rows
+                self._batch_rows = batch.num_rows
+                self._vote()
+                for callback in training.step_start_callbacks:
+                    callback.on_step_start(training)
+                yield batch
+                training.spans.start_step(training.step + 1)
+        finally:
+            self._source = iter(())  # the feed may stop reading
+
+    def read_ahead(self) -> None:
+        """Read the next step's batch now, while others are busy; it counts when its step comes."""
+        if self._ahead is None:
+            self._ahead = next(self._source, None)
 
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""

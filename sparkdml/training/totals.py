@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 NUM_FIXED_STATS = 6  # weight, rows, loss, and the votes: wishes, objections, stops
+ROWS = 1  # where the number of rows is
 VOTES = slice(3, 6)
 
 _TINY = 1e-30  # the totals of nothing have means of nothing, not a division by zero

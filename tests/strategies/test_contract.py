@@ -10,6 +10,7 @@ import torch
 
 from sparkdml.comm.backends import why_no_horovod
 from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, train_process
@@ -24,6 +25,16 @@ CASES = {
         bad=[
             (partial(AllReduce, backend="smoke signals"), "backend"),
             (partial(AllReduce, bucket_bytes=0), "bucket_bytes"),
+        ],
+    ),
+    "LayeredSGD": Case(
+        partial(LayeredSGD, 2),
+        plain=partial(LayeredSGD, 1),
+        plain_workers=3,
+        bad=[
+            (partial(LayeredSGD, 0), "group_size"),
+            (partial(LayeredSGD, 2, backend="smoke signals"), "backend"),
+            (partial(LayeredSGD, 2, bucket_bytes=0), "bucket_bytes"),
         ],
     ),
 }
