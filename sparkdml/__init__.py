@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.keep import Keep as Keep
     from sparkdml.classification import TorchClassificationModel as TorchClassificationModel
     from sparkdml.classification import TorchClassifier as TorchClassifier
+    from sparkdml.comparison.advise import advise as advise
     from sparkdml.comparison.compare import compare as compare
     from sparkdml.errors import CheckpointError as CheckpointError
     from sparkdml.errors import DataError as DataError
@@ -109,6 +110,7 @@ _HOMES = {
     "TorchRegressor": "sparkdml.regression",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
+    "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
     "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
