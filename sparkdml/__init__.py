@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from sparkdml.classification import TorchClassifier as TorchClassifier
     from sparkdml.comparison.advise import advise as advise
     from sparkdml.comparison.compare import compare as compare
+    from sparkdml.compression.half import BF16 as BF16
+    from sparkdml.compression.half import FP16 as FP16
+    from sparkdml.compression.one_bit import OneBit as OneBit
+    from sparkdml.compression.power_sgd import PowerSGD as PowerSGD
+    from sparkdml.compression.top_k import TopK as TopK
     from sparkdml.errors import CheckpointError as CheckpointError
     from sparkdml.errors import DataError as DataError
     from sparkdml.errors import DryRunError as DryRunError
@@ -68,6 +73,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
+    "BF16": "sparkdml.compression.half",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
@@ -81,6 +87,7 @@ _HOMES = {
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
+    "FP16": "sparkdml.compression.half",
     "Gossip": "sparkdml.strategies.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
@@ -92,8 +99,10 @@ _HOMES = {
     "MLflow": "sparkdml.observe.trackers",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
+    "OneBit": "sparkdml.compression.one_bit",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
+    "PowerSGD": "sparkdml.compression.power_sgd",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
@@ -102,6 +111,7 @@ _HOMES = {
     "Strategy": "sparkdml.strategies.base",
     "TensorBoard": "sparkdml.observe.trackers",
     "TimeLimit": "sparkdml.training.callbacks",
+    "TopK": "sparkdml.compression.top_k",
     "TorchClassificationModel": "sparkdml.classification",
     "TorchClassifier": "sparkdml.classification",
     "TorchEstimator": "sparkdml.estimator",
