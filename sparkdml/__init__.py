@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.keep import Keep as Keep
     from sparkdml.classification import TorchClassificationModel as TorchClassificationModel
     from sparkdml.classification import TorchClassifier as TorchClassifier
+    from sparkdml.comparison.advise import advise as advise
     from sparkdml.comparison.compare import compare as compare
     from sparkdml.compression.half import BF16 as BF16
     from sparkdml.compression.half import FP16 as FP16
@@ -119,6 +120,7 @@ _HOMES = {
     "TorchRegressor": "sparkdml.regression",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
+    "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
     "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
