@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
     from sparkdml.session import session_builder as session_builder
+    from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
     from sparkdml.strategies.base import Strategy as Strategy
@@ -62,6 +63,7 @@ __version__ = "0.1.0"
 
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
+    "ADPSGD": "sparkdml.strategies.ad_psgd",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
     "BestModel": "sparkdml.training.callbacks",

@@ -109,10 +109,7 @@ class LeaseReader:
 
         Every row of all workers comes to one of them. `position` is of this worker's own rows.
         """
-        if self._begun != epoch:
-            num_rows, card = self._source.begin(epoch, shuffle, position)
-            self._ask("begin", epoch, rows=num_rows, card=card)
-            self._begun, self._met = epoch, {self._rank}
+        self.begin(epoch, shuffle, position)
         gone_since = None
         while True:
             numbers: deque[tuple[int, int]] = deque()  # of leases and rows, of what is under way
@@ -137,6 +134,13 @@ class LeaseReader:
                     self._ask("back", epoch, number=number)
                 self._met = {self._rank}
                 time.sleep(ASK_AGAIN_SECONDS)
+
+    def begin(self, epoch: int, shuffle: bool = True, position: Ints | None = None) -> None:
+        """Tell the desk what this worker has. A gang that does so together need not wait later."""
+        if self._begun != epoch:
+            num_rows, card = self._source.begin(epoch, shuffle, position)
+            self._ask("begin", epoch, rows=num_rows, card=card)
+            self._begun, self._met = epoch, {self._rank}
 
     def used_rows(self, epoch: int) -> int:
         """How many of this worker's own rows of the epoch have been used, by whomever."""

@@ -114,8 +114,7 @@ def test_one_that_stands_still_takes_one_lease(workers):
     ours = workers(LeaseDesk(3, max_batches=2), counts)
     slow = ours[2].reader.batches(10, 0)
     for worker in ours:  # all have begun: else the quick ones would wait for rows to come
-        num_rows, card = worker.reader._source.begin(0, True, None)
-        worker.ask("lease.begin", epoch=0, rows=num_rows, card=card)
+        worker.reader.begin(0)
     held = next(slow)
     found = read_together(ours[:2], 10, 0)
     rest = [i for batch in [held, *slow] for i in batch["id"].tolist()]
@@ -146,8 +145,7 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
     desk = LeaseDesk(2, lease_seconds=1000.0)
     ours = workers(desk, counts, maps=False)
     reader, owner = ours
-    num_rows, card = owner.reader._source.begin(0, True, None)
-    owner.ask("lease.begin", epoch=0, rows=num_rows, card=card)
+    owner.reader.begin(0)
     batches = reader.reader.batches(10, 0)
     taken = next(batches)["id"].tolist()
     owner.shared._server.close()  # it dies, and comes back at another port
@@ -165,8 +163,8 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
     def come_back():
         assert asked.wait(30)
         owner.shared.serve("127.0.0.1")
-        card = owner.reader._source.begin(0, True, None)[1]
-        owner.ask("lease.begin", epoch=0, rows=num_rows, card=card)
+        owner.reader._begun = None
+        owner.reader.begin(0)
 
     helper = threading.Thread(target=come_back)
     helper.start()
