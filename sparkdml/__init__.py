@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
+    from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
@@ -66,6 +67,7 @@ _HOMES = {
     "ADPSGD": "sparkdml.strategies.ad_psgd",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
+    "BackupWorkers": "sparkdml.strategies.backup_workers",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",

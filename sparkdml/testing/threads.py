@@ -66,6 +66,9 @@ class ThreadContext:
         position[self.rank] = int(start.sum()) + num_rows
         return position
 
+    def num_rows_in(self, epoch: int, batch_size: int) -> int:
+        return len(next(iter(self._rows.values())))
+
     def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Any:
         """Everybody's rows, in the order of `feed`."""
         start = 0 if position is None else int(position.sum())

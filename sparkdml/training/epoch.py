@@ -170,6 +170,7 @@ class Epoch:
             training.save(self, "step")
             training.clock.lap("checkpoint")
         training.reports.tick(self, self._batch_rows)
+        self._batch_rows = 0  # reported; another step may come without a batch
         if self._stop_is_agreed:
             training.interrupt()
 

@@ -6,6 +6,7 @@ from functools import partial
 
 from sparkdml.strategies.ad_psgd import ADPSGD
 from sparkdml.strategies.adaptive_balance import AdaptiveBalance
+from sparkdml.strategies.backup_workers import BackupWorkers
 from sparkdml.strategies.gossip import Gossip
 from sparkdml.testing.strategy_contract import Case, StrategyContract
 
@@ -36,5 +37,14 @@ class TestStrategies(StrategyContract):
             rows_move=True,
             resumes_exactly=False,  # who trains on which rows depends on timing
             bad=[(partial(ADPSGD, every=0), "every"), (partial(ADPSGD, backend="mpi"), "backend")],
+        ),
+        "BackupWorkers": Case(
+            partial(BackupWorkers, backup=0),  # nobody is dropped: each row comes once
+            plain_workers=3,
+            bad=[
+                (partial(BackupWorkers, backup=-1), "backup"),
+                (partial(BackupWorkers, max_lag=0), "max_lag"),
+                (partial(BackupWorkers, backend="mpi"), "backend"),
+            ],
         ),
     }
