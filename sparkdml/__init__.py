@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
     from sparkdml.session import session_builder as session_builder
+    from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
+    from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
@@ -71,9 +73,11 @@ __version__ = "0.1.0"
 
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
+    "ADPSGD": "sparkdml.strategies.ad_psgd",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
     "BF16": "sparkdml.compression.half",
+    "BackupWorkers": "sparkdml.strategies.backup_workers",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",

@@ -140,13 +140,18 @@ class Epoch:
         For ranks that take steps of their own between two meetings. What lies between two meetings
         is one step to all else: it is counted, voted on and ticked once.
         """
-        training, own = self._training, self._feed()
+        own = self._feed()
+        return self.rounds_of(islice(own, num_batches) for _ in repeat(None))
+
+    def rounds_of(self, rounds: Iterator[Iterator[Batch]]) -> Iterator[Iterator[Batch]]:
+        """The same, of batches that come in rounds by themselves."""
+        training = self._training
         training.spans.start_step(training.step + 1)
         while not (training.is_replayed or training.is_interrupted):
             self._batch_rows = 0
             for callback in training.step_start_callbacks:
                 callback.on_step_start(training)
-            yield self._round(islice(own, num_batches))
+            yield self._round(next(rounds))
             training.spans.start_step(training.step + 1)
 
     def _round(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -201,6 +206,7 @@ class Epoch:
             training.save(self, "step")
             training.clock.lap("checkpoint")
         training.reports.tick(self, self._batch_rows)
+        self._batch_rows = 0  # reported; another step may come without a batch
         if self._stop_is_agreed:
             training.interrupt()
 
