@@ -31,12 +31,18 @@ if TYPE_CHECKING:
     from sparkdml.feed.ragged import Ragged as Ragged
     from sparkdml.feed.ragged import pad as pad
     from sparkdml.history import History as History
+    from sparkdml.kvstore.array import ArrayTable as ArrayTable
+    from sparkdml.kvstore.matrix import MatrixTable as MatrixTable
+    from sparkdml.kvstore.sparse import SparseTable as SparseTable
+    from sparkdml.kvstore.store import KVStore as KVStore
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
     from sparkdml.observe.trackers import TensorBoard as TensorBoard
     from sparkdml.online import OnlineTrainer as OnlineTrainer
     from sparkdml.persistence import allow_pickle as allow_pickle
+    from sparkdml.programs.base import Program as Program
+    from sparkdml.programs.base import run_program as run_program
     from sparkdml.regression import TorchRegressionModel as TorchRegressionModel
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
@@ -62,6 +68,7 @@ __version__ = "0.1.0"
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
     "AllReduce": "sparkdml.strategies.allreduce",
+    "ArrayTable": "sparkdml.kvstore.array",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
@@ -78,18 +85,22 @@ _HOMES = {
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
     "Hogwild": "sparkdml.strategies.hogwild",
+    "KVStore": "sparkdml.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
+    "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
+    "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",
+    "SparseTable": "sparkdml.kvstore.sparse",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
     "TensorBoard": "sparkdml.observe.trackers",
@@ -105,6 +116,7 @@ _HOMES = {
     "allow_pickle": "sparkdml.persistence",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
+    "run_program": "sparkdml.programs.base",
     "session_builder": "sparkdml.session",
     "transform_with": "sparkdml.model",
 }
