@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +33,22 @@ if TYPE_CHECKING:
 NO_ROWS = "the data has no rows, so there is nothing to train on"
 
 
+@dataclass(frozen=True)
+class Place:
+    """Which task of its run this is."""
+
+    rank: int  # among the tasks of its role
+    number: int  # among all tasks of the run; 0 is the first of those that train
+    attempt: int = 0  # how often Spark has started it before, where it does so by itself
+
+
 class Context:
-    """One worker of a run. The communicator and the feed open when they are first asked for."""
+    """One worker of a run. The communicator and the feed open when they are first asked for.
+
+    `rank` and `size` count the workers of this role, and `comm` is theirs. Where a strategy has
+    several roles in its gang, `gang` is the communicator of them all, in which `world.rank` and
+    `world.size` count. A worker that is no part of a gang has a communicator of its own alone.
+    """
 
     def __init__(
         self,
@@ -43,11 +58,15 @@ class Context:
         chunks: Iterator[Chunk] | None,
         rows: Iterator[Any] | None,
         spool_directory: str,
+        place: Place,
     ) -> None:
         self.plan = plan
         self.world = world
-        self.rank = world.rank
-        self.size = world.size
+        self.rank = place.rank
+        self.size = plan.role.count
+        self.number = place.number
+        self.attempt = place.attempt
+        self.leads = plan.leads  # whether its role is the one that trains
         self.host = world.hosts[world.rank]
         self.local_rank = world.local_rank
         self.local_size = world.local_size
@@ -60,6 +79,7 @@ class Context:
         self._chunks = chunks
         self._rows = rows
         self._spool_directory = spool_directory
+        self._gang: Communicator | None = None
         self._comm: Communicator | None = None
         self._feed: Feed | None = None
         self._checkpoint: Checkpointer | None = None
@@ -70,19 +90,31 @@ class Context:
     @property
     def comm(self) -> Communicator:
         """The communicator among all workers; the first use, on every rank, opens it."""
-        if self._comm is None:
-            self._comm = open_traced(self.spans, self.plan.backend, self.world)
-            self._comm.count_into(self.traffic)
-        return self._comm
+        return self._open_communicators()[1]
+
+    @property
+    def gang(self) -> Communicator:
+        """The communicator of all roles of the gang: `comm` itself where there is but one."""
+        return self._open_communicators()[0]
+
+    def _open_communicators(self) -> tuple[Communicator, Communicator]:
+        if self._gang is None or self._comm is None:
+            self._gang = open_traced(self.spans, self.plan.backend, self.world)
+            self._gang.count_into(self.traffic)  # and with it what is split off
+            roles = self.plan.job_roles
+            self._comm = self._gang
+            if len(roles) > 1:
+                self._comm = self._gang.split(roles.index(self.plan.role))
+        return self._gang, self._comm
 
     @property
     def checkpoint(self) -> Checkpointer | None:
         """Where to go on from and where to save, if the run was given a place for checkpoints."""
-        if self._checkpoint is None and self.plan.checkpoint is not None:
+        if self._checkpoint is None and self.plan.checkpoint is not None and self.leads:
             from sparkdml.checkpoint.checkpointer import Checkpointer
 
             worker = {
-                "host": self.world.hosts[self.rank],
+                "host": self.host,
                 "device": self.world.device,
                 "backend": self.plan.backend,
             }
@@ -142,6 +174,14 @@ class Context:
             raise SetupError("ctx.rows() reads an RDD: pass one as data=, or use ctx.feed()")
         return self._rows
 
+    def ask(self, about: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+        """A question to the run's desk at the driver; None if there is no answer in time."""
+        return self._link.ask("desk", timeout_seconds, about=about, fields=fields)
+
+    def wait_for_the_end(self, timeout_seconds: float) -> bool:
+        """For who serves others: whether the driver has said, by then, that the run is over."""
+        return self._link.wait_for_the_end(timeout_seconds)
+
     def reached(self, step: int) -> None:
         """Where this rank is, should it fail."""
         self._link.step = step
@@ -171,14 +211,17 @@ class Context:
             self._checkpoint.wait()  # its last words need the feed
         self.spans.close()  # before Horovod ends, whose timeline it reads
         self.close_feed(failed)
-        if self._comm is not None:
-            self._comm.abort() if failed else self._comm.close()
+        for comm in (self._comm, self._gang):
+            if comm is not None:
+                comm.abort() if failed else comm.close()  # a second call does nothing
 
     def _open_feed(self) -> Feed:
         """From Spark, or from what an earlier attempt at this run has left on this host."""
         plan = self.plan.feed
         if plan is None:
             raise SetupError("this run has no data: pass data= to dml.run")
+        if self.plan.role.reads == "none":
+            raise SetupError(f"the role {self.plan.role.name!r} reads no data")
         kept = self.plan.spools.get(self.rank)
         if kept is not None:
             try:
@@ -198,8 +241,7 @@ class Context:
         return feed
 
     def _spooled(self, folder: str, whole: bool = True) -> None:
-        host = self.world.hosts[self.rank]
-        self._link.event("spooled", host=host, folder=folder, whole=whole)
+        self._link.event("spooled", host=self.host, folder=folder, whole=whole)
         self._link.flush()
 
     def _check_facts(self, facts: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.state import State
-from sparkdml.runtime.plan import Role
+from sparkdml.runtime.desk import Desk
+from sparkdml.runtime.roles import Role
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
 
@@ -29,7 +30,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def roles(self, num_workers: int) -> list[Role]:
-        """What to launch, servers first. Called at the driver; pure."""
+        """What to launch. Called at the driver; pure.
+
+        Roles of the gang share a barrier job and `ctx.gang`; each other role is a job of ordinary
+        tasks, started before the job of the role that reads the data and told when that has ended.
+        """
 
     def check(self, job: TrainingJob) -> None:
         """At the driver, before any job: a ParameterError for what it can't do, or would ignore."""
@@ -38,6 +43,10 @@ class Strategy(ABC):
     @abstractmethod
     def run(self, role: str, training: Training) -> None:
         """The loop, in a worker of the given role."""
+
+    def desk(self, num_workers: int) -> Desk | None:
+        """What the strategy keeps at the driver, made anew for each submission; `ctx.ask` asks."""
+        return None
 
     def state(self) -> State:
         """What a checkpoint must hold of the strategy itself, on this rank."""

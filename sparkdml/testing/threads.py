@@ -35,7 +35,8 @@ class ThreadContext:
         checkpoint: RankCheckpoints | None = None,
     ) -> None:
         self.comm = comm
-        self.rank, self.size = comm.rank, comm.size
+        self.rank, self.size, self.number = comm.rank, comm.size, comm.rank
+        self.leads = True
         self.traffic = comm.traffic
         self.device = torch.device("cpu")
         self.data = self

@@ -64,7 +64,7 @@ class Training:
         self.result_values: Tensor | None = None
         self.task.forward.context = StepContext(self.ctx.device, self.ctx, self._progress)
         self.task.forward.context.training = True
-        if self.task.plan.sync_batch_norm and self.ctx.size > 1:
+        if self.task.plan.sync_batch_norm and self.ctx.size > 1 and self.ctx.leads:
             self.task.batch_norm_group = BatchNormGroup(
                 self.task.module, self.ctx.comm, self.ctx.device
             )
