@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparkdml.history import History as History
     from sparkdml.kvstore.array import ArrayTable as ArrayTable
     from sparkdml.kvstore.matrix import MatrixTable as MatrixTable
+    from sparkdml.kvstore.serving import WithStore as WithStore
     from sparkdml.kvstore.sparse import SparseTable as SparseTable
     from sparkdml.kvstore.store import KVStore as KVStore
     from sparkdml.model import TorchModel as TorchModel
@@ -111,6 +112,7 @@ _HOMES = {
     "TorchModel": "sparkdml.model",
     "TorchRegressionModel": "sparkdml.regression",
     "TorchRegressor": "sparkdml.regression",
+    "WithStore": "sparkdml.kvstore.serving",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
     "allow_pickle": "sparkdml.persistence",
