@@ -174,8 +174,8 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             strategy,
             tuple(self.value("callbacks")),
         )
-        check_run(job.task, module, job.callbacks, strategy, job.schedule.validates)
         strategy.check(job)
+        check_run(job.task, module, job.callbacks, strategy, job.schedule.validates)
         return Fit(
             spark=spark,
             dataset=dataset,

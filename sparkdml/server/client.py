@@ -399,7 +399,7 @@ def _join(table: Table, parts: list[Shard]) -> dict[str, Any]:
     assert len(parts) == table.num_parts
     slots = {}
     for name, slot in parts[0].slots.items():
-        whole = len(slot) == len(parts[0].values) and len(slot) > 1 or table.num_rows == 1
+        whole = (len(slot) == len(parts[0].values) and len(slot) > 1) or table.num_rows == 1
         slots[name] = torch.cat([part.slots[name] for part in parts]) if whole else slot
     return {
         "values": torch.cat([part.values for part in parts]).reshape(table.shape),

@@ -31,7 +31,7 @@ class ServerConfig:
     key: JobKey = field(repr=False)
     num_servers: int = 1
     num_workers: int = 1
-    consistency: Consistency = BSP()
+    consistency: Consistency = field(default_factory=BSP)
     replication: int = 2
     part_bytes: int = PART_BYTES
     finite_only: bool = False

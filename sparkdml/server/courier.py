@@ -1,9 +1,10 @@
 """The client's thread: it carries requests to whoever serves their parts, until they are answered.
 
 Requests to one part go in order, in a lane. An answer takes its request off the lane; if the part
-moves to another server, or a connection lost something on its way, all that is left on the lane goes
-again, in order. Pushes are numbered, so that the servers know those they have had. Losses are found
-by counting, not by waiting: a read may well wait for long, for a worker that is slow but alive.
+moves to another server, or a connection lost something on its way, all that is left on the lane
+goes again, in order. Pushes are numbered, so that the servers know those they have had. Losses are
+found by counting, not by waiting: a read may well wait for long, for a worker that is slow but
+alive.
 """
 
 from __future__ import annotations
@@ -186,6 +187,8 @@ class Courier:
                         self._stats.dropped,
                     )
                 )
+        for line in self._lines.values():
+            line.clock_told = -1  # a server that took us for dead must hear of us again
         # Parts may have moved between servers that are both alive.
         if old.servers and view.servers and view.generation != old.generation:
             for key in self._lanes:

@@ -4,8 +4,8 @@ Pure functions over one part of a table: values of shape (rows, width), a gradie
 shape, and `slots`, the tensors that the updater remembers. Dense updates equal torch's own.
 
 Sparse updates are lazy: rows that a push doesn't name keep their values and their slots as they
-are. So momentum does not move, weight decay does not shrink, and Adam's moments do not fade in a row
-until it is pushed again; in a table of rows Adam counts the steps of each row for itself.
+are. So momentum does not move, weight decay does not shrink, and Adam's moments do not fade in a
+row until it is pushed again; in a table of rows Adam counts the steps of each row for itself.
 (Adagrad: Duchi et al. 2011; Adam: Kingma and Ba 2015, arXiv 1412.6980.)
 """
 

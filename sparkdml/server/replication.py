@@ -1,7 +1,7 @@
 """Primary and backup: the rules by which no acknowledged push is lost or applied twice. Pure.
 
-The primary of a part gives every change to the part's replicas, in order, and acknowledges a push to
-its worker when all of them have it. All messages carry the generation that their sender knows:
+The primary of a part gives every change to the part's replicas, in order, and acknowledges a push
+to its worker when all of them have it. All messages carry the generation that their sender knows:
 
 - a replica takes changes only from the primary of its own generation, and only if they follow on
   what it has; otherwise it asks for a whole copy, which stands for all changes before it;

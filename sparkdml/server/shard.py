@@ -1,8 +1,8 @@
-"""One server's copy of one part of a table: values, what the updater remembers, and who pushed what.
+"""One server's copy of a part of a table: values, what the updater remembers, who pushed what.
 
 Every change counts up `version`; two copies with the same version, changed last in the same
-generation, are alike. A push carries its number among its worker's pushes to this part, and is taken
-only in order, so that it is never applied twice and none is left out, whoever serves the part.
+generation, are alike. A push carries its number among its worker's pushes to this part, and is
+taken only in order, so that it is never applied twice and none is left out, whoever serves it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ class Shard:
         last = self.applied.get(entry.session, 0)
         if entry.number > last + 1:
             return Status.GAP
-        if entry.values is None:
-            num_values = 0
-        else:
-            num_values = entry.values.numel()
+        num_values = 0 if entry.values is None else entry.values.numel()
         num_rows = len(self.values)
         if entry.rows is not None:
             num_rows = len(entry.rows)

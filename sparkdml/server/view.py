@@ -85,7 +85,7 @@ class View:
             started=fields["started"],
             servers=_members_from_list(fields["servers"]),
             joining=_members_from_list(fields["joining"]),
-            workers={worker: number for worker, number in fields["workers"]},
+            workers=dict(fields["workers"]),
         )
 
 

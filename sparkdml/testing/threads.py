@@ -14,6 +14,7 @@ from sparkdml.comm.threads import run_threads
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read
+from sparkdml.feed.shares import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
@@ -60,6 +61,14 @@ class ThreadContext:
         position[self.rank] = int(start.sum()) + num_rows
         return position
 
+    def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Any:
+        """Everybody's rows, in the order of `feed`."""
+        start = 0 if position is None else int(position.sum())
+        columns = [self.comm.allgather(values[start:]) for values in self._rows.values()]
+        return MemoryPool(
+            [dict(zip(self._rows, part, strict=True)) for part in zip(*columns, strict=True)]
+        )
+
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         return _cut(self._held_out, batch_size)
 
@@ -74,6 +83,24 @@ class ThreadContext:
 
     def flush_events(self) -> None:
         """Nobody is waiting."""
+
+
+class MemoryPool:
+    """As `feed.pool.Pool`, of rows that are in memory."""
+
+    drops_last = False
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = parts
+        self.counts = [len(next(iter(part.values()))) for part in parts]
+
+    def batches(self, pieces: Iterator[Sequence[Piece]], rows_before: int = 0) -> Iterator[Batch]:
+        for item in pieces:
+            columns = {
+                name: torch.cat([self._parts[o][name][start:stop] for o, start, stop in item])
+                for name in self._parts[0]
+            }
+            yield Batch(columns, sum(stop - start for _, start, stop in item))
 
 
 def _cut(rows: Rows, batch_size: int, start: int = 0) -> Iterator[Batch]:

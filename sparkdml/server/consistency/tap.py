@@ -1,4 +1,4 @@
-"""Totally asynchronous: no waiting at all (Hogwild, Niu et al. 2011; Downpour, Dean et al. 2012)."""
+"""Totally asynchronous: no waiting at all (Niu et al. 2011; Dean et al. 2012)."""
 
 from __future__ import annotations
 
