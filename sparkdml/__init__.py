@@ -38,12 +38,19 @@ if TYPE_CHECKING:
     from sparkdml.feed.ragged import Ragged as Ragged
     from sparkdml.feed.ragged import pad as pad
     from sparkdml.history import History as History
+    from sparkdml.kvstore.array import ArrayTable as ArrayTable
+    from sparkdml.kvstore.matrix import MatrixTable as MatrixTable
+    from sparkdml.kvstore.serving import WithStore as WithStore
+    from sparkdml.kvstore.sparse import SparseTable as SparseTable
+    from sparkdml.kvstore.store import KVStore as KVStore
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
     from sparkdml.observe.trackers import TensorBoard as TensorBoard
     from sparkdml.online import OnlineTrainer as OnlineTrainer
     from sparkdml.persistence import allow_pickle as allow_pickle
+    from sparkdml.programs.base import Program as Program
+    from sparkdml.programs.base import run_program as run_program
     from sparkdml.regression import TorchRegressionModel as TorchRegressionModel
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
@@ -78,6 +85,7 @@ _HOMES = {
     "AllReduce": "sparkdml.strategies.allreduce",
     "BF16": "sparkdml.compression.half",
     "BackupWorkers": "sparkdml.strategies.backup_workers",
+    "ArrayTable": "sparkdml.kvstore.array",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
@@ -96,21 +104,25 @@ _HOMES = {
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
     "Hogwild": "sparkdml.strategies.hogwild",
+    "KVStore": "sparkdml.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",
     "LBFGS": "sparkdml.strategies.lbfgs",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
+    "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "OneBit": "sparkdml.compression.one_bit",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
     "PowerSGD": "sparkdml.compression.power_sgd",
+    "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",
+    "SparseTable": "sparkdml.kvstore.sparse",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
     "TensorBoard": "sparkdml.observe.trackers",
@@ -122,6 +134,7 @@ _HOMES = {
     "TorchModel": "sparkdml.model",
     "TorchRegressionModel": "sparkdml.regression",
     "TorchRegressor": "sparkdml.regression",
+    "WithStore": "sparkdml.kvstore.serving",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
     "advise": "sparkdml.comparison.advise",
@@ -129,6 +142,7 @@ _HOMES = {
     "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
+    "run_program": "sparkdml.programs.base",
     "session_builder": "sparkdml.session",
     "transform_with": "sparkdml.model",
 }
