@@ -30,6 +30,9 @@ class DelegatingCommunicator(Communicator):
     def before(self) -> None:
         """Called before anything is passed on."""
 
+    def carries(self, tensor: Tensor) -> bool:
+        return self.base.carries(tensor)
+
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
         self.before()
         return self.base.allreduce_async_(tensor, op)
