@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.hogwild import Hogwild as Hogwild
     from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
+    from sparkdml.strategies.newton_cg import NewtonCG as NewtonCG
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
@@ -97,6 +98,7 @@ _HOMES = {
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
+    "NewtonCG": "sparkdml.strategies.newton_cg",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "OneBit": "sparkdml.compression.one_bit",
