@@ -38,19 +38,28 @@ if TYPE_CHECKING:
     from sparkdml.feed.ragged import Ragged as Ragged
     from sparkdml.feed.ragged import pad as pad
     from sparkdml.history import History as History
+    from sparkdml.kvstore.array import ArrayTable as ArrayTable
+    from sparkdml.kvstore.matrix import MatrixTable as MatrixTable
+    from sparkdml.kvstore.serving import WithStore as WithStore
+    from sparkdml.kvstore.sparse import SparseTable as SparseTable
+    from sparkdml.kvstore.store import KVStore as KVStore
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
     from sparkdml.observe.trackers import TensorBoard as TensorBoard
     from sparkdml.online import OnlineTrainer as OnlineTrainer
     from sparkdml.persistence import allow_pickle as allow_pickle
+    from sparkdml.programs.base import Program as Program
+    from sparkdml.programs.base import run_program as run_program
     from sparkdml.regression import TorchRegressionModel as TorchRegressionModel
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
     from sparkdml.session import session_builder as session_builder
+    from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
+    from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
@@ -72,9 +81,12 @@ __version__ = "0.1.0"
 
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
+    "ADPSGD": "sparkdml.strategies.ad_psgd",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
     "BF16": "sparkdml.compression.half",
+    "BackupWorkers": "sparkdml.strategies.backup_workers",
+    "ArrayTable": "sparkdml.kvstore.array",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
@@ -93,22 +105,26 @@ _HOMES = {
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
     "Hogwild": "sparkdml.strategies.hogwild",
+    "KVStore": "sparkdml.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",
     "LBFGS": "sparkdml.strategies.lbfgs",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
     "NewtonCG": "sparkdml.strategies.newton_cg",
+    "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "OneBit": "sparkdml.compression.one_bit",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
     "PowerSGD": "sparkdml.compression.power_sgd",
+    "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",
+    "SparseTable": "sparkdml.kvstore.sparse",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
     "TensorBoard": "sparkdml.observe.trackers",
@@ -120,6 +136,7 @@ _HOMES = {
     "TorchModel": "sparkdml.model",
     "TorchRegressionModel": "sparkdml.regression",
     "TorchRegressor": "sparkdml.regression",
+    "WithStore": "sparkdml.kvstore.serving",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
     "advise": "sparkdml.comparison.advise",
@@ -127,6 +144,7 @@ _HOMES = {
     "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
+    "run_program": "sparkdml.programs.base",
     "session_builder": "sparkdml.session",
     "transform_with": "sparkdml.model",
 }

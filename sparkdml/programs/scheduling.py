@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+CROWDED = 0.5
+
 
 def rotate(worker: int, round: int, num_blocks: int) -> int:
     """The block of a worker in a round. In `num_blocks` rounds every worker meets every block."""
@@ -50,9 +52,9 @@ def independent(gram: Floats, threshold: float, most: int) -> Ints:
     """Of columns with these products, up to `most` that may be changed at the same time.
 
     Greedy, in order: a column waits if it correlates at `threshold` or more with one chosen before
-    it. It also waits where the correlations of any chosen column would add up to 1: below that the
-    products are less than twice their diagonal, so that changing all of them at once never makes
-    the objective worse.
+    it. It also waits where the correlations of any chosen column would add up to `CROWDED`: below
+    that the products are less than one and a half times their diagonal, so that changing all
+    columns at once makes the objective better by at least half of what each promised alone.
     """
     norms = np.sqrt(np.diag(gram))
     norms[norms == 0] = 1.0  # a column of zeros depends on nothing
@@ -63,9 +65,9 @@ def independent(gram: Floats, threshold: float, most: int) -> Ints:
         if len(chosen) == most:
             break
         with_chosen = correlation[candidate, chosen]
-        if (with_chosen >= threshold).any() or sums[candidate] >= 1:
+        if (with_chosen >= threshold).any() or sums[candidate] >= CROWDED:
             continue
-        if (sums[chosen] + with_chosen >= 1).any():
+        if (sums[chosen] + with_chosen >= CROWDED).any():
             continue
         chosen.append(candidate)
         sums += correlation[:, candidate]

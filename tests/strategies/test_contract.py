@@ -17,6 +17,7 @@ from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.block_momentum import BlockMomentum
 from sparkdml.strategies.easgd import EASGD
 from sparkdml.strategies.hogwild import Hogwild
+from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.strategies.local_sgd import LocalSGD
 from sparkdml.strategies.slow_mo import SlowMo
 from sparkdml.testing.digits import cut, digits, digits_plan
@@ -104,6 +105,16 @@ CASES = {
         lr=0.2,
         resumes_exactly=False,  # who comes first is never the same
         bad=[(partial(Hogwild, steps=0), "steps")],
+    ),
+    "LayeredSGD": Case(
+        partial(LayeredSGD, 2),
+        plain=partial(LayeredSGD, 1),
+        plain_workers=3,
+        bad=[
+            (partial(LayeredSGD, 0), "group_size"),
+            (partial(LayeredSGD, 2, backend="smoke signals"), "backend"),
+            (partial(LayeredSGD, 2, bucket_bytes=0), "bucket_bytes"),
+        ],
     ),
 }
 # Those whose result on 2 processes must be that on 2 threads: a tenth of a second each.
