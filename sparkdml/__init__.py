@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkdml.kvstore.serving import WithStore as WithStore
     from sparkdml.kvstore.sparse import SparseTable as SparseTable
     from sparkdml.kvstore.store import KVStore as KVStore
+    from sparkdml.linalg.multiply import multiply as multiply
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
@@ -142,6 +143,7 @@ _HOMES = {
     "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
     "compare": "sparkdml.comparison.compare",
+    "multiply": "sparkdml.linalg.multiply",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
     "run_program": "sparkdml.programs.base",
