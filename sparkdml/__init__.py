@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkdml.kvstore.serving import WithStore as WithStore
     from sparkdml.kvstore.sparse import SparseTable as SparseTable
     from sparkdml.kvstore.store import KVStore as KVStore
+    from sparkdml.linalg.multiply import multiply as multiply
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.hogwild import Hogwild as Hogwild
     from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
+    from sparkdml.strategies.newton_cg import NewtonCG as NewtonCG
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
@@ -110,6 +112,7 @@ _HOMES = {
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
+    "NewtonCG": "sparkdml.strategies.newton_cg",
     "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
@@ -140,6 +143,7 @@ _HOMES = {
     "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
     "compare": "sparkdml.comparison.compare",
+    "multiply": "sparkdml.linalg.multiply",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
     "run_program": "sparkdml.programs.base",
