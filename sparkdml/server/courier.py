@@ -93,6 +93,8 @@ class Courier:
         self._view = View()
         self._new_view: View | None = None
         self._clock = 0
+        self.busy_seconds = 0.0  # that the last clock took, without its waits
+        self.moved_on = 0  # the clock that the others have left us behind at
         self.start_clock: int | None = None  # where this worker begins; known after the greeting
         self.greeted = threading.Event()
         self._news = threading.Event()
@@ -155,7 +157,7 @@ class Courier:
     def _talk(self) -> None:
         what = "server.worker_join"
         while not self._stop.is_set():
-            answer = self.ask(what)
+            answer = self.ask(what, clock=self._clock, busy_seconds=self.busy_seconds)
             if answer is not None:
                 # One that was taken for dead comes back under its number: its pushes still count.
                 what = "server.worker_join" if answer.get("expelled") else "server.worker_beat"
@@ -378,6 +380,7 @@ class Courier:
             line.num_lost = lost
             self._send_again(line)
         line.greeted = True
+        self.moved_on = max(self.moved_on, entry.clock)
         if self.start_clock is None or not self.greeted.is_set():
             self.start_clock = max(self.start_clock or 0, entry.clock)
             if all(self._lines[seat].greeted for seat in self._view.servers):

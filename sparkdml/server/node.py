@@ -66,6 +66,7 @@ class ServerNode:
         self.stats = NodeStats()
         self._config, self._ask = config, ask
         self._keep = config.consistency.aggregates
+        self._stand_in = config.consistency.stands_in
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = Inbox(self._context, host, config.key)
         self._inbox.dropped = self.stats.dropped
@@ -179,6 +180,7 @@ class ServerNode:
             if worker not in view.workers and self._greeted[worker] <= view.roster:
                 self._clocks.die(worker)
         self._clocks.expect(view.workers, view.started)
+        self._clocks.excuse(view.excused)
 
     # Messages -----------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class ServerNode:
             elif message.kind is Kind.INIT:
                 self._init(message)
             elif message.kind is Kind.REPLICATE:
-                answer = self._replicator.take_changes(message, self._keep)
+                answer = self._replicator.take_changes(message, self._keep, self._stand_in)
                 self._inbox.send(answer, message.sender)
             elif message.kind is Kind.INSTALL:
                 self._inbox.send(self._replicator.take_copy(message), message.sender)
@@ -262,7 +264,7 @@ class ServerNode:
                 before = shard.generation
                 entry.flags = PUSH if status is Status.OK else SKIP
                 if status is Status.OK:
-                    shard.take(shard.push_from(entry), self._keep)
+                    shard.take(shard.push_from(entry), self._keep, self._stand_in)
                 else:
                     self.stats.dropped["refused"] += 1
                     shard.skip(entry.session, entry.number)
@@ -405,8 +407,11 @@ class ServerNode:
                 shard = self._shards[key]
                 while shard.stepped < slowest:
                     before = shard.generation
-                    shard.step()
+                    absent = self._view.excused if self._stand_in else ()
+                    shard.step(absent)
                     entry = Entry(*key, flags=STEP)
+                    if absent:
+                        entry.values = torch.tensor(absent, dtype=torch.int64)
                     self._replicator.changed(shard, entry, before, None)
         self._reads = [message for message in self._reads if not self._pull(message)]
 

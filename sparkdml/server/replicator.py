@@ -237,7 +237,7 @@ class Replicator:
 
     # The replica's side -------------------------------------------------------------------------
 
-    def take_changes(self, message: Message, keep: bool) -> Message:
+    def take_changes(self, message: Message, keep: bool, stand_in: bool) -> Message:
         """Another server's changes; the answer says which were taken."""
         answer = Message(Kind.ANSWER, answers=message.number, generation=self._view.generation)
         for entry in message.entries:
@@ -249,7 +249,7 @@ class Replicator:
                 self._look_again()
             if verdict is Verdict.TAKE:
                 assert shard is not None
-                if take_change(shard, entry, keep):
+                if take_change(shard, entry, keep, stand_in):
                     shard.generation = message.generation
                 else:
                     verdict = Verdict.WANT_COPY
@@ -276,14 +276,14 @@ class Replicator:
         self._outboxes.clear()
 
 
-def take_change(shard: Shard, entry: Entry, keep: bool) -> bool:
+def take_change(shard: Shard, entry: Entry, keep: bool, stand_in: bool) -> bool:
     """Whether the change could be made: its primary made it, so it should."""
     if entry.flags == STEP:
-        shard.step()
+        shard.step(() if entry.values is None else entry.values.tolist())
     elif entry.flags == SKIP:
         shard.skip(entry.session, entry.number)
     elif shard.check(entry, finite_only=False) is Status.OK:
-        shard.take(shard.push_from(entry), keep)
+        shard.take(shard.push_from(entry), keep, stand_in)
     else:
         return False
     return True
