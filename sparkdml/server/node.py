@@ -25,7 +25,7 @@ from sparkdml.server.row_cache import RowCache
 from sparkdml.server.shard import Shard
 from sparkdml.server.stats import NodeStats
 from sparkdml.server.view import View
-from sparkdml.server.wire import Inbox, Waker, check_bindable, own_address
+from sparkdml.server.wire import Inbox, Watcher, check_bindable, own_address
 
 # Flags of messages from workers.
 CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
@@ -71,7 +71,8 @@ class ServerNode:
         self._inbox = Inbox(self._context, host, config.key)
         self._inbox.dropped = self.stats.dropped
         self.address = own_address(host, self._inbox.port)
-        self._waker = Waker()
+        self._watcher = Watcher()
+        self._watcher.add(self._inbox.socket)
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
         self._clocks.expect((), started=False)
@@ -82,11 +83,13 @@ class ServerNode:
             self._inbox.own,
             config.key,
             self._context,
+            self._watcher,
             self._shards,
             self.stats,
             self._look_again,
         )
         self._rows = RowCache()
+        self._advanced_at = (0, 0, 0)
         self._reads: list[Message] = []  # those that wait for the clock
         self._news = threading.Event()  # ask the membership now
         self._new_view: View | None = None
@@ -98,7 +101,7 @@ class ServerNode:
         """From any thread: end the loop soon."""
         self._stop.set()
         self._news.set()
-        self._waker.wake()
+        self._watcher.wake()
 
     def run(self) -> bool:
         """Serve until told to stop; True if the driver took it for dead, and it may come back."""
@@ -111,7 +114,7 @@ class ServerNode:
             talk.join(timeout=10)
             self._replicator.close()
             self._inbox.close()
-            self._waker.close()
+            self._watcher.close()
             self._context.term()
         if self._failure is not None:
             raise CommunicationError(f"server {self.seat}: {self._failure}")
@@ -119,17 +122,11 @@ class ServerNode:
 
     def _loop(self) -> None:
         while not self._stop.is_set():
-            poller = zmq.Poller()
-            poller.register(self._waker.fileno(), zmq.POLLIN)
-            poller.register(self._inbox.socket, zmq.POLLIN)
-            for outbox in self._replicator.outboxes:
-                poller.register(outbox.socket, zmq.POLLIN)
-            poller.poll(POLL_MILLISECONDS)
-            self._waker.clear()
+            ready = self._watcher.wait(POLL_MILLISECONDS)
             self._take_view()
-            self._replicator.receive()
+            self._replicator.receive(ready)
             # A bounded number, so that acknowledgements are not kept waiting by a flood.
-            for _ in range(64):
+            for _ in range(64 if self._inbox.socket in ready else 0):
                 message = self._inbox.receive()
                 if message is None:
                     break
@@ -165,7 +162,7 @@ class ServerNode:
                     self.stop()
                 elif "view" in answer:
                     known = self._new_view = View.from_dict(answer["view"])
-                    self._waker.wake()
+                    self._watcher.wake()
             self._news.wait(self._config.beat_seconds)
             self._news.clear()
 
@@ -401,8 +398,10 @@ class ServerNode:
 
     def _advance(self) -> None:
         """Make the steps that are due, and serve the reads that waited for them."""
-        if self._keep:
-            slowest = self._clocks.slowest
+        slowest = self._clocks.slowest
+        at = (slowest, self._view.generation, len(self._shards))
+        if self._keep and at != self._advanced_at:
+            self._advanced_at = at
             for key in self._replicator.parts:
                 shard = self._shards[key]
                 while shard.stepped < slowest:

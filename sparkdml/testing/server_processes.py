@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+from sparkdml.server.base import Ask
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.membership import Membership
@@ -39,24 +41,44 @@ class ServerProcesses:
         return self.membership.answer(what, fields)
 
     def start_server(self, seat: int) -> None:
+        self._processes[seat] = self._start(_serve, (seat, self.config), {})
+
+    def run_workers(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """`function(client, *args)`, of a module, in `count` processes; what each returned."""
+        results: dict[int, Any] = {}
+        processes = [
+            self._start(_work, (worker, self.config, function, args), results)
+            for worker in range(count)
+        ]
+        for process in processes:
+            process.join()
+            process.close()
+        for thread in self._answering[-count:]:
+            thread.join(timeout=5)
+        return [results[worker] for worker in range(count)]
+
+    def _start(self, target: Any, args: tuple[Any, ...], results: dict[int, Any]) -> Any:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, seat, self.config))
+        process = self._context.Process(target=target, args=(theirs, *args))
         process.start()
         theirs.close()
-        self._processes[seat] = process
         thread = threading.Thread(
-            target=self._answer, args=(ours,), name=f"sparkdml-answers-{seat}", daemon=True
+            target=self._answer, args=(ours, results), name="sparkdml-answers", daemon=True
         )
         thread.start()
         self._answering.append(thread)
+        return process
 
-    def _answer(self, pipe: Connection) -> None:
+    def _answer(self, pipe: Connection, results: dict[int, Any]) -> None:
         """Until the process is gone."""
         with pipe:
             while True:
                 try:
                     what, fields = pipe.recv()
-                    pipe.send(self.membership.answer(what, fields))
+                    if what == "result":
+                        results[fields["worker"]] = fields["value"]
+                    else:
+                        pipe.send(self.membership.answer(what, fields))
                 except (EOFError, OSError):
                     return
 
@@ -96,7 +118,7 @@ class ServerProcesses:
             thread.join(timeout=5)
 
 
-def _serve(pipe: Connection, seat: int, config: ServerConfig) -> None:
+def _ask_through(pipe: Connection) -> Ask:
     import torch
 
     torch.set_num_threads(1)
@@ -110,4 +132,20 @@ def _serve(pipe: Connection, seat: int, config: ServerConfig) -> None:
             except (EOFError, OSError):
                 os._exit(1)  # the caller is gone
 
-    serve(seat, config, ask)
+    return ask
+
+
+def _serve(pipe: Connection, seat: int, config: ServerConfig) -> None:
+    serve(seat, config, _ask_through(pipe))
+
+
+def _work(
+    pipe: Connection,
+    worker: int,
+    config: ServerConfig,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    with WorkerClient(worker, config, _ask_through(pipe)) as client:
+        value = function(client, *args)
+    pipe.send(("result", {"worker": worker, "value": value}))
