@@ -76,7 +76,7 @@ class ServerNode:
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
         self._clocks.expect((), started=False)
-        self._greeted: dict[int, int] = {}  # worker -> the roster that it knew
+        self._early: list[Message] = []  # greetings that wait for a newer view
         self._view = View()
         self._replicator = Replicator(
             seat,
@@ -174,10 +174,13 @@ class ServerNode:
         if view.generation != old.generation:
             self._replicator.adopt(view)
         for worker in self._clocks.workers:
-            if worker not in view.workers and self._greeted[worker] <= view.roster:
+            if worker not in view.workers or view.workers[worker] != old.workers.get(worker):
                 self._clocks.die(worker)
         self._clocks.expect(view.workers, view.started)
         self._clocks.excuse(view.excused)
+        early, self._early = self._early, []
+        for message in early:
+            self._hello(message)
 
     # Messages -----------------------------------------------------------------------------------
 
@@ -379,11 +382,12 @@ class ServerNode:
 
     def _hello(self, message: Message) -> None:
         worker = message.entries[0].worker
-        if self._view.workers.get(worker, message.sender) != message.sender:
-            if message.roster <= self._view.roster:
-                return  # from a former life of this worker
-            self._clocks.die(worker)
-        self._greeted[worker] = message.roster
+        if message.roster > self._view.roster:
+            # It knows of workers that we don't: their clocks, and the start, come first.
+            self._early.append(message)
+            return
+        if self._view.workers.get(worker) != message.sender:
+            return  # it is thought to be dead, and must join first; or has joined in another life
         if message.flags == LEAVE:
             self._clocks.leave(worker)
         elif self._clocks.clock_of(worker) is None and message.clock == 0:
