@@ -41,6 +41,7 @@ from sparkdml.training.check import check_run
 from sparkdml.training.fit import Fit, Fitted
 from sparkdml.training.flat import check_parameters
 from sparkdml.training.job import TrainingJob
+from sparkdml.training.optimizers import NoOptimizer
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module
 from sparkdml.training.training import Schedule
 from sparkdml.warm_start import starting_state
@@ -130,6 +131,10 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
+        return self.fit_watched(dataset)
+
+    def fit_watched(self, dataset: DataFrame, *others: Observer) -> TorchModel:
+        """As `fit`, with more observers: they see the events of docs/reference-events.md."""
         called = time.time()
         fit = self._prepare(dataset)
         if self.value("dryRun"):
@@ -141,7 +146,8 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             slow = [asdict(straggler) for straggler in stragglers.report()]
             return {**last_words, "stragglers": slow}
 
-        with watched(fit.start(), [stragglers, *self._observers(fit.spark)], end) as tell:
+        observers = [stragglers, *self._observers(fit.spark), *others]
+        with watched(fit.start(), observers, end) as tell:
             fitted = fit.train(self.value("checkpoint"), tell)
             last_words["stopped"] = fitted.result.stopped
         first = fitted.result.first_step_time
@@ -173,6 +179,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             strategy,
             tuple(self.value("callbacks")),
         )
+        strategy.check(job)
         check_run(job.task, module, job.callbacks, strategy, job.schedule.validates)
         return Fit(
             spark=spark,
@@ -201,9 +208,17 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
 
     def _build_module(self) -> nn.Module:
         """The module at the driver: finds out most mistakes before any job."""
-        for name in ("model", "optimizer"):
+        strategy: Strategy = self.value("strategy")
+        needed = ("model",) if strategy.brings_optimizer else ("model", "optimizer")
+        for name in needed:
             if not self.isDefined(name):
                 raise ParameterError(name, None, "given", f"Pass {name}= to TorchEstimator.")
+        if strategy.brings_optimizer and self.isDefined("optimizer"):
+            raise ParameterError(
+                "optimizer",
+                self.value("optimizer"),
+                f"left out with {type(strategy).__name__}, which makes its own steps",
+            )
         # CrossValidator may fit on several threads, and torch's random state is everybody's.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.value("seed"))
@@ -240,7 +255,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return TaskPlan(
             model=self.value("model"),
             loss=self.value("loss"),
-            optimizer=self.value("optimizer"),
+            optimizer=self.value("optimizer") or NoOptimizer,
             features=tuple(self.feature_columns()),
             label=self.label_column(),
             metrics=self.value("metrics"),

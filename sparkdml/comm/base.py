@@ -10,10 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol
 
 from torch import Tensor
+
+from sparkdml.comm.traffic import Traffic
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
@@ -81,6 +84,19 @@ class Communicator(ABC):
     rank: int
     size: int
 
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What this rank has sent through it, and through what was split from it."""
+        return Traffic()
+
+    def count_into(self, traffic: Traffic) -> None:
+        """Add to these sums from now on."""
+        self.traffic = traffic
+
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether it would be reduced in its own type, not in a wider one."""
+        return True
+
     @abstractmethod
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...
 
@@ -131,6 +147,12 @@ class Communicator(ABC):
     def point_to_point(self) -> PointToPoint | None:
         """Messages between two ranks, or None where the backend has none (Horovod)."""
         return None
+
+    def check(self) -> None:  # noqa: B027
+        """Raise CommunicationError if the run is known to have failed.
+
+        For those that wait for a peer by other means; a backend that knows of nothing raises never.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -75,6 +75,9 @@ class ComposedCommunicator(Communicator):
     def _open_split(self, ranks: Sequence[int], color: int) -> Communicator:
         """A communicator of these ranks of this one, in this order; every rank calls it."""
 
+    def carries(self, tensor: Tensor) -> bool:
+        return tensor.dtype in self.native_dtypes
+
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
         arguments.check_reduction(tensor, op)
         if tensor.numel() == 0:
@@ -85,6 +88,7 @@ class ComposedCommunicator(Communicator):
         else:
             wider = torch.float32 if target.is_floating_point() else torch.int32
             buffer = target.to(wider).contiguous()
+        self.traffic.allreduced(buffer.nbytes, self.size)
         if op != "mean":
             work = self._start_allreduce(buffer, op)
             return work if buffer is target else _Reduction(work, buffer, target, 1)
@@ -93,6 +97,7 @@ class ComposedCommunicator(Communicator):
     def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
         arguments.check_rank("root", root, self.size)
         if tensor.numel() > 0:
+            self.traffic.broadcasted(tensor.nbytes, self.size)
             target = tensor.detach()
             buffer = target.contiguous()
             self._broadcast_words(to_words(buffer), root)
@@ -102,6 +107,7 @@ class ComposedCommunicator(Communicator):
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
         layouts = self._layouts_of_all_ranks(tensor)
+        self.traffic.gathered(tensor.nbytes, self.size)
         counts = [layout.num_words for layout in layouts]
         words = to_words(tensor)
         if any(counts):
@@ -114,6 +120,7 @@ class ComposedCommunicator(Communicator):
         outgoing = [Layout.of(tensor) for tensor in tensors]
         incoming = self._exchange_layouts(outgoing)
         check_alike([Layout(layout.dtype, ()) for layout in incoming])
+        self._count_sent(tensors)
         words = self._exchange_words(
             torch.cat([to_words(tensor) for tensor in tensors]),
             [layout.num_words for layout in outgoing],
@@ -130,6 +137,7 @@ class ComposedCommunicator(Communicator):
         mine = Layout.of(parts[self.rank])
         words = to_words(tensor)
         if words.numel() > 0:
+            self.traffic.scattered(tensor.nbytes, self.size)
             words = self._exchange_words(
                 words, [Layout.of(part).num_words for part in parts], [mine.num_words] * self.size
             )
@@ -147,6 +155,8 @@ class ComposedCommunicator(Communicator):
         send_counts[root] = layouts[self.rank].num_words
         if self.rank == root:
             receive_counts = [layout.num_words for layout in layouts]
+        else:
+            self.traffic.sent(tensor.nbytes)
         words = self._exchange_words(to_words(tensor), send_counts, receive_counts)
         return _cut(words, layouts) if self.rank == root else None
 
@@ -164,6 +174,7 @@ class ComposedCommunicator(Communicator):
         if tensors is not None:
             send_counts = [layout.num_words for layout in layouts]
             words = torch.cat([to_words(tensor) for tensor in tensors])
+            self._count_sent(tensors)
         else:
             words = to_words(torch.empty(0, dtype=mine.dtype, device=self._payload_device()))
         return mine.from_words(self._exchange_words(words, send_counts, receive_counts))
@@ -172,7 +183,14 @@ class ComposedCommunicator(Communicator):
         choice = torch.tensor([color, self.rank if key is None else key])
         choices = torch.stack(self.allgather(self._metadata(choice))).tolist()
         colors, keys = [color for color, _ in choices], [key for _, key in choices]
-        return self._open_split(members(colors, keys, self.rank), color)
+        group = self._open_split(members(colors, keys, self.rank), color)
+        group.count_into(self.traffic)
+        return group
+
+    def _count_sent(self, tensors: Sequence[Tensor]) -> None:
+        """One message to each other rank."""
+        others = [tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank]
+        self.traffic.sent(sum(others), len(others))
 
     def _payload_device(self) -> torch.device:
         """Where a tensor belongs that this rank receives without having given one."""

@@ -18,6 +18,7 @@ from sparkdml.comm.layout import Layout, check_alike
 from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.comm.splitting import members
 from sparkdml.comm.thread_hub import ThreadHub
+from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, ParameterError
 
 Result = TypeVar("Result")
@@ -114,11 +115,13 @@ class ThreadsCommunicator(Communicator):
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
         arguments.check_reduction(tensor, op)
+        self.traffic.allreduced(tensor.nbytes, self.size)
         call = f"allreduce({_describe(tensor)}, {op})"
         return _Pending(self._begin(call, _copy(tensor)), tensor.detach(), op)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
         arguments.check_rank("root", root, self.size)
+        self.traffic.broadcasted(tensor.nbytes, self.size)
         call = f"broadcast({_describe(tensor)}, root={root})"
         values = self._exchange(call, _copy(tensor) if self.rank == root else None)
         if self.rank != root:
@@ -126,11 +129,13 @@ class ThreadsCommunicator(Communicator):
         return tensor
 
     def allgather(self, tensor: Tensor) -> list[Tensor]:
+        self.traffic.gathered(tensor.nbytes, self.size)
         return self._gather("allgather", tensor)
 
     def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         arguments.check_one_for_each_rank(tensors, self.size)
         arguments.check_one_dtype(tensors)
+        self._count_sent(tensors)
         rows = self._exchange("alltoall", [_copy(tensor) for tensor in tensors])
         received = [row[self.rank] for row in rows]
         check_alike([Layout(tensor.dtype, ()) for tensor in received])
@@ -139,6 +144,7 @@ class ThreadsCommunicator(Communicator):
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         arguments.check_reduction(tensor, op)
         arguments.check_scatterable(tensor)
+        self.traffic.scattered(tensor.nbytes, self.size)
         values = self._exchange(f"reduce_scatter({_describe(tensor)}, {op})", _copy(tensor))
         parts = [torch.tensor_split(value, self.size)[self.rank] for value in values]
         return reduce_in_rank_order(parts, op)
@@ -149,12 +155,15 @@ class ThreadsCommunicator(Communicator):
 
     def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
         arguments.check_rank("root", root, self.size)
+        self.traffic.sent(tensor.nbytes if self.rank != root else 0, int(self.rank != root))
         values = self._gather(f"gather(root={root})", tensor)
         return values if self.rank == root else None
 
     def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
         arguments.check_scattered(tensors, self.rank, self.size, root)
         value = None if tensors is None else [_copy(tensor) for tensor in tensors]
+        if self.rank == root and tensors is not None:
+            self._count_sent(tensors)
         part: Tensor = self._exchange(f"scatter(root={root})", value)[root][self.rank]
         return part
 
@@ -166,16 +175,18 @@ class ThreadsCommunicator(Communicator):
         choices = self._exchange("split", (color, self.rank if key is None else key))
         colors, keys = [color for color, _ in choices], [key for _, key in choices]
         mine = members(colors, keys, self.rank)
-        return ThreadsCommunicator(
+        group = ThreadsCommunicator(
             self._hub,
             f"{self._group}/{sequence}.{color}",
             [self._ranks[rank] for rank in mine],
             mine.index(self.rank),
         )
+        group.count_into(self.traffic)
+        return group
 
     @property
     def point_to_point(self) -> PointToPoint:
-        return _Messages(self._hub, self._group, self._ranks, self.rank)
+        return _Messages(self._hub, self._group, self._ranks, self.rank, self.traffic)
 
     def close(self) -> None:
         # Only the world's communicator is the end of a rank: others go on after a group is closed.
@@ -187,6 +198,11 @@ class ThreadsCommunicator(Communicator):
         self._hub.fail(f"rank {self._ranks[self.rank]} aborted")
         self.close()
 
+    def _count_sent(self, tensors: Sequence[Tensor]) -> None:
+        """One message to each other rank."""
+        others = [tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank]
+        self.traffic.sent(sum(others), len(others))
+
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
         values: list[Tensor] = self._exchange(call, _copy(tensor))
         check_alike([Layout.of(value) for value in values])
@@ -197,12 +213,15 @@ class ThreadsCommunicator(Communicator):
 class _Messages:
     """Buffered messages: a send never waits for the receiver."""
 
-    def __init__(self, hub: ThreadHub, group: str, ranks: Sequence[int], rank: int) -> None:
+    def __init__(
+        self, hub: ThreadHub, group: str, ranks: Sequence[int], rank: int, traffic: Traffic
+    ) -> None:
         self._hub, self._group, self._ranks, self._rank = hub, group, ranks, rank
-        self._me = ranks[rank]
+        self._me, self._traffic = ranks[rank], traffic
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         arguments.check_peer("to", to, self._rank, len(self._ranks))
+        self._traffic.sent(tensor.nbytes)
         self._hub.post(self._group, self._me, self._ranks[to], tag, _copy(tensor))
 
     def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:

@@ -177,7 +177,10 @@ class TorchCommunicator(ComposedCommunicator):
 
     @property
     def point_to_point(self) -> PointToPoint:
-        return TorchMessages(self._groups, self.rank, self.size, self._alarm)
+        return TorchMessages(self._groups, self.rank, self.size, self._alarm, self.traffic)
+
+    def check(self) -> None:
+        self._alarm.check()
 
     def close(self) -> None:
         if not self._groups:

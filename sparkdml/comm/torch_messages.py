@@ -13,6 +13,7 @@ from sparkdml.comm.base import Work
 from sparkdml.comm.layout import to_words
 from sparkdml.comm.torch_groups import Groups, group_for
 from sparkdml.comm.torch_work import PlainWork, failed
+from sparkdml.comm.traffic import Traffic
 
 
 class _Receiving:
@@ -33,8 +34,11 @@ class TorchMessages:
     Sender and receiver agree on dtype and shape. Gloo receives from anyone, NCCL does not.
     """
 
-    def __init__(self, groups: Groups, rank: int, size: int, alarm: Alarm) -> None:
+    def __init__(
+        self, groups: Groups, rank: int, size: int, alarm: Alarm, traffic: Traffic
+    ) -> None:
         self._groups, self._rank, self._size, self._alarm = groups, rank, size, alarm
+        self._traffic = traffic
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.isend(tensor, to, tag).wait()
@@ -51,6 +55,7 @@ class TorchMessages:
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         arguments.check_peer("to", to, self._rank, self._size)
+        self._traffic.sent(tensor.nbytes)
         return self._begin(tensor, lambda group: group.send([to_words(tensor)], to, tag))
 
     def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:

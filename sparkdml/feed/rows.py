@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 ROWS_A_CHUNK = 4096
 
 
-def shard_rdd(rdd: RDD[Any], seed: int, num_workers: int) -> RDD[tuple[int, Any]]:
-    """(hash, row) pairs in one partition a worker, each sorted by hash."""
+def shard_rdd(
+    rdd: RDD[Any], seed: int, num_workers: int, num_partitions: int | None = None
+) -> RDD[tuple[int, Any]]:
+    """(hash, row) pairs in one partition a worker, each sorted by hash; the rest are empty."""
     salt = str(seed).encode()
     return rdd.map(lambda row: (stable_hash(row, salt), row)).repartitionAndSortWithinPartitions(
-        num_workers, lambda key: rank_of_hash(key, num_workers)
+        num_partitions or num_workers, lambda key: rank_of_hash(key, num_workers)
     )
 
 

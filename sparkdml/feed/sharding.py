@@ -53,11 +53,16 @@ class DataFacts:
 
 
 def shard_dataframe(
-    df: DataFrame, plan: FeedPlan, num_workers: int, ranks: Sequence[int] | None = None
+    df: DataFrame,
+    plan: FeedPlan,
+    num_workers: int,
+    ranks: Sequence[int] | None = None,
+    num_partitions: int | None = None,
 ) -> DataFrame:
     """The rows with their hash, in one partition a worker, each sorted by hash.
 
-    With `ranks`, only the rows of those workers; the facts are of all rows all the same.
+    With `ranks`, only the rows of those workers; the facts are of all rows all the same. Further
+    partitions, up to `num_partitions`, are empty: for tasks that read nothing.
     """
     from pyspark.sql import functions as F
 
@@ -69,7 +74,9 @@ def shard_dataframe(
     # Different rows with one hash are rare but possible: their content decides.
     vectors = {column.name for column in (*plan.inputs, *plan.columns) if column.kind == "vector"}
     ties = [quoted(name) for name in counted.columns if name not in {*vectors, HASH_COLUMN}]
-    return place(counted, num_workers, owner).sortWithinPartitions(HASH_COLUMN, *ties)
+    return place(counted, num_partitions or num_workers, owner).sortWithinPartitions(
+        HASH_COLUMN, *ties
+    )
 
 
 def hashed(df: DataFrame, plan: FeedPlan) -> DataFrame:

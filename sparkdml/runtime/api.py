@@ -16,6 +16,7 @@ from sparkdml.observe.output_printer import OutputPrinter
 from sparkdml.observe.restart_warnings import RestartWarnings
 from sparkdml.runtime.cluster import find_cluster
 from sparkdml.runtime.context import Context
+from sparkdml.runtime.desk import Desk
 from sparkdml.runtime.driver import launch
 from sparkdml.runtime.jobs import is_rdd
 from sparkdml.runtime.plan import Options, Resources
@@ -106,7 +107,9 @@ def run(
         observers.append(Calls(on_event))
     if checkpoint is None:
         with Observers(observers) as everybody:
-            return launch(session, fn, options, data, feed, everybody.handle)
+            return launch(
+                session, fn, options, data, feed, everybody.handle, make_desk=find_desk(fn)
+            )
     place = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
     if not isinstance(place, Checkpoints):
         raise ParameterError("checkpoint", checkpoint, "a path, or dml.Checkpoints(path, …)")
@@ -116,7 +119,19 @@ def run(
         Observers(observers) as everybody,
         open_run(place, session, plan, known, everybody.handle) as run_,
     ):
-        return launch(session, fn, options, data, feed, everybody.handle, run_)
+        return launch(
+            session, fn, options, data, feed, everybody.handle, run_, make_desk=find_desk(fn)
+        )
+
+
+def find_desk(fn: Any) -> Callable[[int], Desk | None]:
+    """What a function object keeps at the driver, if it has a desk."""
+    made: Callable[[int], Desk | None] = getattr(fn, "desk", _no_desk)
+    return made
+
+
+def _no_desk(num_workers: int) -> None:
+    return None
 
 
 def make_feed_plan(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdml.comm.interface import address_towards
+from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import (
     CheckpointError,
     CommunicationError,
@@ -18,7 +21,10 @@ from sparkdml.feed.agreement import check_any_full, read_all_first
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.dataset import Dataset
 from sparkdml.feed.feed import Chunk, Feed
+from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
+from sparkdml.feed.pool import Pool, exchange_positions
+from sparkdml.feed.shared_rows import SharedRows, share_among
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.observe.timeline.tracing import open_traced, start_recorder
 
@@ -31,8 +37,22 @@ if TYPE_CHECKING:
 NO_ROWS = "the data has no rows, so there is nothing to train on"
 
 
+@dataclass(frozen=True)
+class Place:
+    """Which task of its run this is."""
+
+    rank: int  # among the tasks of its role
+    number: int  # among all tasks of the run; 0 is the first of those that train
+    attempt: int = 0  # how often Spark has started it before, where it does so by itself
+
+
 class Context:
-    """One worker of a run. The communicator and the feed open when they are first asked for."""
+    """One worker of a run. The communicator and the feed open when they are first asked for.
+
+    `rank` and `size` count the workers of this role, and `comm` is theirs. Where a strategy has
+    several roles in its gang, `gang` is the communicator of them all, in which `world.rank` and
+    `world.size` count. A worker that is no part of a gang has a communicator of its own alone.
+    """
 
     def __init__(
         self,
@@ -42,11 +62,15 @@ class Context:
         chunks: Iterator[Chunk] | None,
         rows: Iterator[Any] | None,
         spool_directory: str,
+        place: Place,
     ) -> None:
         self.plan = plan
         self.world = world
-        self.rank = world.rank
-        self.size = world.size
+        self.rank = place.rank
+        self.size = plan.role.count
+        self.number = place.number
+        self.attempt = place.attempt
+        self.leads = plan.leads  # whether its role is the one that trains
         self.host = world.hosts[world.rank]
         self.local_rank = world.local_rank
         self.local_size = world.local_size
@@ -55,11 +79,15 @@ class Context:
         self._link = link
         # What the timeline shows of this rank; nothing is recorded in a run without one.
         self.spans: NoSpans = start_recorder(world, link) if plan.timeline else NO_SPANS
+        self.traffic = Traffic()  # what this rank sends to its peers, by whichever way
         self._chunks = chunks
         self._rows = rows
         self._spool_directory = spool_directory
+        self._gang: Communicator | None = None
         self._comm: Communicator | None = None
         self._feed: Feed | None = None
+        self._shared: SharedRows | None = None  # everybody's rows, where they move
+        self._leases: LeaseReader | None = None
         self._checkpoint: Checkpointer | None = None
         if plan.checkpoint is not None and plan.checkpoint.resume is not None:
             link.step = plan.checkpoint.resume.step
@@ -68,18 +96,31 @@ class Context:
     @property
     def comm(self) -> Communicator:
         """The communicator among all workers; the first use, on every rank, opens it."""
-        if self._comm is None:
-            self._comm = open_traced(self.spans, self.plan.backend, self.world)
-        return self._comm
+        return self._open_communicators()[1]
+
+    @property
+    def gang(self) -> Communicator:
+        """The communicator of all roles of the gang: `comm` itself where there is but one."""
+        return self._open_communicators()[0]
+
+    def _open_communicators(self) -> tuple[Communicator, Communicator]:
+        if self._gang is None or self._comm is None:
+            self._gang = open_traced(self.spans, self.plan.backend, self.world)
+            self._gang.count_into(self.traffic)  # and with it what is split off
+            roles = self.plan.job_roles
+            self._comm = self._gang
+            if len(roles) > 1:
+                self._comm = self._gang.split(roles.index(self.plan.role))
+        return self._gang, self._comm
 
     @property
     def checkpoint(self) -> Checkpointer | None:
         """Where to go on from and where to save, if the run was given a place for checkpoints."""
-        if self._checkpoint is None and self.plan.checkpoint is not None:
+        if self._checkpoint is None and self.plan.checkpoint is not None and self.leads:
             from sparkdml.checkpoint.checkpointer import Checkpointer
 
             worker = {
-                "host": self.world.hosts[self.rank],
+                "host": self.host,
                 "device": self.world.device,
                 "backend": self.plan.backend,
             }
@@ -116,6 +157,47 @@ class Context:
             return check_any_full(batches, batch_size, self)
         return batches
 
+    def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Pool:
+        """One epoch of all workers' rows, to be read in pieces by any of them; all ranks call it.
+
+        All rows are read from Spark first.
+        """
+        if self._shared is None:
+            self._shared = SharedRows(self.data, self.rank, self.plan.token)
+            share_among(self._shared, self, self._serve_rows)
+        positions = exchange_positions(position, self)
+        return Pool(self.data, self._shared, epoch, shuffle, positions)
+
+    def leased_batches(
+        self,
+        batch_size: int,
+        epoch: int = 0,
+        shuffle: bool = True,
+        position: Ints | None = None,
+        until: int | None = None,
+    ) -> Iterator[LeasedBatch]:
+        """What this worker is given of all workers' rows: the quicker it comes back, the more.
+
+        Needs a `LeaseDesk` at the driver, and no communicator. Every row comes to one worker, in
+        each epoch. All rows are read from Spark first.
+        """
+        return self.leases.batches(batch_size, epoch, shuffle, position, until)
+
+    @property
+    def leases(self) -> LeaseReader:
+        if self._leases is None:
+            self._shared = SharedRows(self.data, self.rank, self.plan.token)
+            if self.size > 1:
+                self._serve_rows()
+            source = SpoolSource(self.data, self._shared, self.rank)
+            self._leases = LeaseReader(self.ask, source, self.rank)
+        return self._leases
+
+    def _serve_rows(self) -> None:
+        """Be there for workers on other hosts."""
+        assert self._shared is not None
+        self._shared.serve(address_towards(self.plan.driver_host) or self.host, self.traffic)
+
     def dataset(self, epoch: int = 0) -> Dataset:
         """This worker's own rows as a dataset to be built up as in tf.data; see `dml.Dataset`.
 
@@ -139,6 +221,14 @@ class Context:
             raise SetupError("ctx.rows() reads an RDD: pass one as data=, or use ctx.feed()")
         return self._rows
 
+    def ask(self, about: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+        """A question to the run's desk at the driver; None if there is no answer in time."""
+        return self._link.ask("desk", timeout_seconds, about=about, fields=fields)
+
+    def wait_for_the_end(self, timeout_seconds: float) -> bool:
+        """For who serves others: whether the driver has said, by then, that the run is over."""
+        return self._link.wait_for_the_end(timeout_seconds)
+
     def reached(self, step: int) -> None:
         """Where this rank is, should it fail."""
         self._link.step = step
@@ -159,6 +249,9 @@ class Context:
 
     def close_feed(self, failed: bool = False) -> None:
         """Stop reading ahead, and free the spool, unless the run may be started again."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         if self._feed is not None:
             self._feed.close(keep=failed and self.plan.checkpoint is not None)
 
@@ -168,14 +261,17 @@ class Context:
             self._checkpoint.wait()  # its last words need the feed
         self.spans.close()  # before Horovod ends, whose timeline it reads
         self.close_feed(failed)
-        if self._comm is not None:
-            self._comm.abort() if failed else self._comm.close()
+        for comm in (self._comm, self._gang):
+            if comm is not None:
+                comm.abort() if failed else comm.close()  # a second call does nothing
 
     def _open_feed(self) -> Feed:
         """From Spark, or from what an earlier attempt at this run has left on this host."""
         plan = self.plan.feed
         if plan is None:
             raise SetupError("this run has no data: pass data= to dml.run")
+        if self.plan.role.reads == "none":
+            raise SetupError(f"the role {self.plan.role.name!r} reads no data")
         kept = self.plan.spools.get(self.rank)
         if kept is not None:
             try:
@@ -195,8 +291,7 @@ class Context:
         return feed
 
     def _spooled(self, folder: str, whole: bool = True) -> None:
-        host = self.world.hosts[self.rank]
-        self._link.event("spooled", host=host, folder=folder, whole=whole)
+        self._link.event("spooled", host=self.host, folder=folder, whole=whole)
         self._link.flush()
 
     def _check_facts(self, facts: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.run import CheckpointedRun
@@ -10,8 +12,11 @@ from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.stratify import with_strata
 from sparkdml.runtime import preflight
 from sparkdml.runtime.cluster import find_cluster
-from sparkdml.runtime.plan import Options, Role
+from sparkdml.runtime.desk import Desk
+from sparkdml.runtime.plan import Options
 from sparkdml.runtime.recovery import recover
+from sparkdml.runtime.roles import Role, RolesOf
+from sparkdml.runtime.slots import Slots
 from sparkdml.runtime.spools import Spools
 from sparkdml.runtime.submission import OnEvent as OnEvent
 from sparkdml.runtime.submission import Submission
@@ -30,32 +35,29 @@ def launch(
     feed: FeedPlan | None = None,
     on_event: OnEvent = lambda rank, message: None,
     run: CheckpointedRun | None = None,
+    roles_of: RolesOf | None = None,
+    make_desk: Callable[[int], Desk | None] = lambda num_workers: None,
 ) -> list[Any]:
-    """Check everything that can be checked, then run `body` in every worker.
+    """Check everything that can be checked, then run `body` in every task of every role.
 
-    With checkpoints, a run that fails goes on from the newest.
+    `roles_of` and `make_desk` get the number of workers. With checkpoints, a run that fails goes on
+    from the newest.
     """
+    if roles_of is None:
+        reads: Literal["none", "shards"] = "none" if data is None else "shards"
+        roles_of = partial(_workers_alone, reads)
     cluster = find_cluster(spark)
-    many = options.num_workers is None or options.num_workers > 1
+    slots = Slots(cluster, options, roles_of)
     settings = preflight.read_settings(cluster.setting)
-    preflight.check_settings(settings, many=many, spools=data is not None)
-    cluster.check_worker_python()
-    profile = cluster.task_profile(options.resources)
-    first_count = cluster.wait_for_slots(
-        options.num_workers, options.resources, profile, options.slot_timeout
+    preflight.check_settings(
+        settings, many=slots.has_open_wires, spools=data is not None, gang=slots.has_gang
     )
+    cluster.check_worker_python()
+    first_count = slots.wait()
     feed = with_strata(data, feed)
 
     def count_workers(restarted: bool) -> int:
-        if not restarted:
-            return first_count
-        return cluster.wait_for_replacements(
-            first_count,
-            min(options.min_workers, first_count),
-            options.resources,
-            profile,
-            options.replacement_seconds,
-        )
+        return slots.wait_again(first_count) if restarted else first_count
 
     spools = None if run is None else Spools()
 
@@ -70,20 +72,19 @@ def launch(
                 "from_step": 0 if start is None else start.step,
             },
         )
-        role = Role("worker", count, reads="none" if data is None else "shards")
         return Submission(
             spark,
             cluster,
             body,
-            role,
+            roles_of(count),
             options,
             data,
             feed,
-            profile,
             on_event,
             run,
             checkpoint,
             spools,
+            make_desk(count),
         ).wait()
 
     if run is None:
@@ -101,3 +102,7 @@ def launch(
         )
     finally:
         spools.remove_left(spark)
+
+
+def _workers_alone(reads: Literal["none", "shards"], num_workers: int) -> list[Role]:
+    return [Role("worker", num_workers, reads=reads)]

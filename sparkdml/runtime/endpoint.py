@@ -1,6 +1,9 @@
 """The driver's end of the control wire: who is there, who beats, what failed, and first of all why.
 
-Liveness is judged by beats and by the state of each connection, never by how fast a step is.
+Liveness is judged by beats and by the state of each connection, never by how fast a step is. The
+end of a gang's worker is the end of the run. A task that Spark retries may fail and come back, as
+the same member with a higher attempt: it is final only when Spark has given up on its job, or when
+the failure is of a kind that would come again.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ import hmac
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdml import errors
 from sparkdml.errors import SparkDMLError, WorkerError, WorkerLost
+from sparkdml.runtime.restarts import is_certain
 from sparkdml.runtime.wire import Message, Wire
 
 # A lost peer shows as errors on the others, sometimes sooner than the loss itself is seen.
@@ -32,6 +36,8 @@ class Member:
     host: str
     pid: int
     last_beat: float
+    attempt: int = 0
+    task_id: int | None = None  # Spark's own, of this attempt
     state: str = "here"  # then "done", "failed" or "lost"
     changed: float = 0.0
     report: Message = field(default_factory=dict)
@@ -47,14 +53,19 @@ class Endpoint:
         beat_timeout_seconds: float,
         on_event: Callable[[int, Message], None],
         answer: Callable[[int, Message], Any],
+        retried: Collection[str] = (),
+        on_change: Callable[[Member], None] = lambda member: None,
     ) -> None:
+        self._retried = set(retried)  # roles whose tasks Spark starts again
+        self._dismissed: set[str] = set()  # roles that are no longer needed
+        self._on_change = on_change  # called as a member comes, and as it goes
         self._token = token
         self._beat_timeout_seconds = beat_timeout_seconds
         self._on_event = on_event
         self._answer = answer
         self._lock = threading.Lock()
         self.members: dict[tuple[str, int], Member] = {}
-        self._wires: set[Wire] = set()
+        self._wires: dict[Wire, str] = {}  # and the role at the other end
         self.own_error: Exception | None = None
         self._listener = socket.create_server((host, 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
@@ -69,26 +80,31 @@ class Endpoint:
             return self.own_error
         now = time.monotonic()
         with self._lock:
-            members = sorted(self.members.values(), key=lambda member: member.changed)
+            everybody = sorted(self.members.values(), key=lambda member: member.changed)
+        # Spark gives up on the task that has failed most often: among those of its job it counts.
+        members = [member for member in everybody if member.role not in self._retried]
+        members.sort(key=lambda member: -member.attempt)
+        for member in everybody:
+            again = member.role in self._retried and _comes_again(member)
+            if member.state == "failed" and again:
+                return _reported(member)
         for member in members:
             if member.state == "failed" and not member.report.get("is_effect"):
                 return _reported(member)
         # A process that raised reports before it closes: a bare end of the connection is a death.
         for member in members:
             if member.state == "lost":
-                return WorkerLost(
-                    member.rank,
-                    member.host,
-                    f"its process (pid {member.pid}) ended without a word: killed, perhaps for "
-                    "lack of memory, or its executor was lost",
+                return _lost(
+                    member,
+                    "ended without a word: killed, perhaps for lack of memory, or its executor "
+                    "was lost",
                 )
         for member in members:
             silent = now - member.last_beat
             if member.state == "here" and silent > self._beat_timeout_seconds:
-                return WorkerLost(
-                    member.rank,
-                    member.host,
-                    f"its process (pid {member.pid}) has not answered for {silent:.0f} s "
+                return _lost(
+                    member,
+                    f"has not answered for {silent:.0f} s "
                     f"(heartbeatTimeout={self._beat_timeout_seconds:g})",
                 )
         for member in members:
@@ -97,10 +113,37 @@ class Endpoint:
                 return _reported(member)
         return None
 
+    def give_up(self, roles: Collection[str]) -> None:
+        """Spark will not start these again: what befell them is now a failure of the run."""
+        self._retried -= set(roles)
+
+    def take_silent(self) -> list[Member]:
+        """Those that Spark could start again and that no longer answer; each is told once."""
+        now = time.monotonic()
+        with self._lock:
+            silent = [
+                member
+                for member in self.members.values()
+                if member.role in self._retried
+                and member.state == "here"
+                and now - member.last_beat > self._beat_timeout_seconds
+            ]
+        return [member for member in silent if self._leave(member, "lost")]
+
+    def dismiss(self, roles: Collection[str]) -> None:
+        """Tell the members of these roles, also those who still come, that the run is over."""
+        with self._lock:
+            self._dismissed |= set(roles)
+            wires = [wire for wire, role in self._wires.items() if role in roles]
+        self._stop(wires)
+
     def stop_all(self) -> None:
         """Tell the workers that the run is over, for those that listen."""
         with self._lock:
             wires = list(self._wires)
+        self._stop(wires)
+
+    def _stop(self, wires: list[Wire]) -> None:
         for wire in wires:
             with contextlib.suppress(OSError):  # gone already
                 wire.send({"stop": True})
@@ -156,17 +199,45 @@ class Endpoint:
             str(hello["host"]),
             int(hello["pid"]),
             time.monotonic(),
+            int(hello.get("attempt", 0)),
+            hello.get("task_id"),
         )
         with self._lock:
-            self.members[member.role, member.rank] = member
-            self._wires.add(wire)
+            before = self.members.get((member.role, member.rank))
+            is_late = before is not None and before.attempt > member.attempt
+            if not is_late:
+                self.members[member.role, member.rank] = member
+                self._wires[wire] = member.role
+            is_dismissed = member.role in self._dismissed
+        if is_late:  # another attempt has its place already
+            wire.close()
+            return
+        if before is not None:
+            self._leave(before, "lost")  # should the end of its connection not be here yet
+        self._tell_change(member)
+        if is_dismissed:
+            self._stop([wire])
         while (message := wire.receive()) is not None:
             self._handle(member, message, wire)
+        self._leave(member, "lost")
         with self._lock:
-            if member.state == "here":
-                member.state, member.changed = "lost", time.monotonic()
-            self._wires.discard(wire)
+            self._wires.pop(wire, None)
         wire.close()
+
+    def _leave(self, member: Member, state: str) -> bool:
+        """Note that a member is gone, if it was here; whether it was."""
+        with self._lock:
+            if member.state != "here":
+                return False
+            member.state, member.changed = state, time.monotonic()
+        self._tell_change(member)
+        return True
+
+    def _tell_change(self, member: Member) -> None:
+        try:
+            self._on_change(member)
+        except Exception as error:
+            self.own_error = self.own_error or error  # as a mistake in an answer
 
     def _handle(self, member: Member, message: Message, wire: Wire) -> None:
         member.last_beat = time.monotonic()
@@ -181,9 +252,18 @@ class Endpoint:
                 answer, self.own_error = None, self.own_error or error
             wire.send({"answer": answer, "number": message.get("number")})
         elif kind in ("failed", "done"):
-            with self._lock:
-                member.report = message
-                member.state, member.changed = kind, time.monotonic()
+            member.report = message
+            self._leave(member, str(kind))
+
+
+def _lost(member: Member, what: str) -> WorkerLost:
+    who = "" if member.role == "worker" else f" of the {member.role}"
+    return WorkerLost(member.rank, member.host, f"its process{who} (pid {member.pid}) {what}")
+
+
+def _comes_again(member: Member) -> bool:
+    kind = getattr(errors, str(member.report.get("error")), None)
+    return isinstance(kind, type) and is_certain(kind)
 
 
 def _reported(member: Member) -> Exception:

@@ -1,4 +1,4 @@
-"""The Spark jobs that carry workers: one for each role, from a DataFrame, an RDD or nothing."""
+"""The Spark jobs that carry workers: from a DataFrame, an RDD or nothing, as a gang or not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sparkdml.feed.rows import rank_of_hash, shard_rdd
 from sparkdml.feed.sharding import DataFacts, read_facts, shard_dataframe
 from sparkdml.runtime.cluster import is_connect
 from sparkdml.runtime.plan import Plan
+from sparkdml.runtime.roles import num_tasks
 from sparkdml.runtime.worker import RESULT_SCHEMA, Body, run_arrow_worker, run_worker
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ Parts = list[tuple[int, int, bytes]]
 
 
 class Job(Protocol):
-    """A barrier job that is ready to be submitted."""
+    """A job that is ready to be submitted."""
 
     def collect(self) -> Parts:
         """Submit, wait, and return every worker's pieces of its result."""
@@ -41,20 +42,22 @@ class ArrowJob:
         body: Body,
         profile: ResourceProfile | None,
     ) -> None:
-        count = plan.role.count
+        count, num_partitions = plan.role.count, num_tasks(plan.job_roles)
         self._has_rows = plan.source != "none"
         if not self._has_rows:
             self._session = cast("SparkSession", source)
-            rows = self._session.range(0, count, 1, numPartitions=count)
+            rows = self._session.range(0, num_partitions, 1, numPartitions=num_partitions)
         else:
             assert plan.feed is not None
             source = cast("DataFrame", source)
             self._session = source.sparkSession
             missing = [rank for rank in range(count) if rank not in plan.spools]
-            rows = shard_dataframe(source, plan.feed, count, missing if plan.spools else None)
+            rows = shard_dataframe(
+                source, plan.feed, count, missing if plan.spools else None, num_partitions
+            )
         worker = partial(run_arrow_worker, plan, body)
         options: dict[str, Any] = {} if profile is None else {"profile": profile}
-        self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=True, **options)
+        self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=plan.role.gang, **options)
 
     def collect(self) -> Parts:
         return [(row.rank, row.part, bytes(row.payload)) for row in self._query.collect()]
@@ -71,13 +74,15 @@ class RowsJob:
     def __init__(
         self, rdd: RDD[Any], plan: Plan, body: Body, profile: ResourceProfile | None
     ) -> None:
-        sharded = shard_rdd(rdd, plan.seed, plan.role.count)
+        sharded = shard_rdd(rdd, plan.seed, plan.role.count, num_tasks(plan.job_roles))
         if plan.spools:
             spooled, count = frozenset(plan.spools), plan.role.count
             sharded = sharded.filter(lambda pair: rank_of_hash(pair[0], count) not in spooled)
         if profile is not None:
             sharded = sharded.withResources(profile)
-        self._rdd = sharded.barrier().mapPartitions(partial(run_worker, plan, body))
+        worker = partial(run_worker, plan, body)
+        gang = plan.role.gang
+        self._rdd = (sharded.barrier() if gang else sharded).mapPartitions(worker)
 
     def collect(self) -> Parts:
         return self._rdd.collect()

@@ -25,7 +25,15 @@ MAX_TRACEBACK = 100_000
 class Link:
     """Liveness of one worker, as the driver sees it."""
 
-    def __init__(self, plan: Plan, rank: int, host: str, pid: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        host: str,
+        pid: int,
+        attempt: int = 0,
+        task_id: int | None = None,
+    ) -> None:
         try:
             self._wire = Wire.connect(plan.driver_host, plan.driver_port, timeout_seconds=10)
         except OSError as error:
@@ -42,6 +50,8 @@ class Link:
                 "host": host,
                 "pid": pid,
                 "role": plan.role.name,
+                "attempt": attempt,  # Spark's count of how often this task was started before
+                "task_id": task_id,
             }
         )
         self._beat_seconds = plan.heartbeat_seconds
@@ -94,9 +104,9 @@ class Link:
         if self._stop_request is not None:
             handle(self._stop_request)  # it came before anybody was there to hear it
 
-    def wait_for_the_end(self, timeout_seconds: float) -> None:
-        """Until the driver ends the run, or is gone."""
-        self._stopped.wait(timeout_seconds)
+    def wait_for_the_end(self, timeout_seconds: float) -> bool:
+        """Until the driver ends the run, or is gone; False if that has not come by then."""
+        return self._stopped.wait(timeout_seconds)
 
     def failed(self, error: BaseException) -> None:
         """Report a failure with its traceback, before Spark learns of it. The first one counts."""

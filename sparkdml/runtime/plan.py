@@ -9,26 +9,9 @@ from typing import Literal
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.stores.relay import RelayPlace
 from sparkdml.feed.feed import FeedPlan
+from sparkdml.runtime.roles import Resources as Resources
+from sparkdml.runtime.roles import Role as Role
 from sparkdml.runtime.spools import KeptSpool
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What each task of a role needs."""
-
-    cpus: int = 1  # torch threads, and slots where the cluster can give several to a task
-    gpus: int = 0
-
-
-@dataclass(frozen=True)
-class Role:
-    """A kind of task that the driver must launch, and how many of them."""
-
-    name: str
-    count: int
-    gang: bool = True  # a barrier job, or ordinary tasks that Spark retries one by one
-    reads: Literal["shards", "leases", "replica", "none"] = "shards"
-    resources: Resources | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +19,7 @@ class Options:
     """How a run is to be carried out, whatever it computes."""
 
     num_workers: int | None = None  # None: as many as there are slots
-    resources: Resources = Resources()
+    resources: Resources = field(default_factory=Resources)
     backend: str = "auto"
     seed: int = 0
     slot_timeout: float = 60.0
@@ -55,7 +38,7 @@ class Plan:
     """Everything that a worker must know before it speaks to anybody."""
 
     run_id: str
-    role: Role
+    role: Role  # in a job of several roles the first, until each task has found its own
     resources: Resources
     driver_host: str
     driver_port: int  # the endpoint: liveness, events, failures
@@ -67,6 +50,8 @@ class Plan:
     source: Literal["arrow", "rows", "none"]
     feed: FeedPlan | None
     checkpoint: CheckpointPlan | None = None
+    roles: tuple[Role, ...] = ()  # all that this job has, if they are several
+    first_number: int = 0  # of this job's tasks among all of the run
     spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
     stale_spools: tuple[str, ...] = ()  # of earlier attempts, to be removed where they are found
     heartbeat_seconds: float = 1.0
@@ -75,3 +60,12 @@ class Plan:
     depot: RelayPlace | None = None  # where what is large is fetched and left; None: by Spark
     cargo_bytes: int = 0  # from how many bytes on something is large
     counts_rows: bool = False  # whether workers must look at all rows first, as Spark can't tell
+
+    @property
+    def job_roles(self) -> tuple[Role, ...]:
+        return self.roles or (self.role,)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this role is the one that trains: its rank 0 is number 0 of the run."""
+        return not self.first_number and self.role == self.job_roles[0]

@@ -69,9 +69,9 @@ def _bytes(text: str) -> int:
     return int(found[1]) << (10 * " kmgtp".index(found[2] or " "))
 
 
-def check_settings(conf: dict[str, str], *, many: bool, spools: bool) -> None:
+def check_settings(conf: dict[str, str], *, many: bool, spools: bool, gang: bool = True) -> None:
     """Settings that would break a gang of tasks, or that we can't honour."""
-    if _is_true(conf, "spark.dynamicAllocation.enabled"):
+    if gang and _is_true(conf, "spark.dynamicAllocation.enabled"):
         raise SetupError(
             "spark.dynamicAllocation.enabled is true, and Spark refuses barrier stages under it "
             "(SPARK-24942). Start the session with spark.dynamicAllocation.enabled=false and a "
@@ -181,6 +181,7 @@ def wait_for_slots(
     resources: Resources,
     profile: ResourceProfile | None,
     timeout_seconds: float,
+    who: str | None = None,
 ) -> int:
     """The number of tasks to launch: `needed`, or all slots. Waits while executors register."""
     if needed is not None and needed < 1:
@@ -188,7 +189,7 @@ def wait_for_slots(
     deadline = time.monotonic() + (0 if is_local(sc) else timeout_seconds)
     while (slots := count_slots(sc, resources, profile)) < (needed or 1):
         if time.monotonic() >= deadline:
-            raise NotEnoughSlots(_too_few(sc, needed or 1, slots, resources, timeout_seconds))
+            raise NotEnoughSlots(_too_few(sc, needed or 1, slots, resources, timeout_seconds, who))
         time.sleep(0.2)
     return needed if needed is not None else slots
 
@@ -217,15 +218,22 @@ def wait_for_replacements(
 
 
 def _too_few(
-    sc: SparkContext, needed: int, slots: int, resources: Resources, timeout_seconds: float
+    sc: SparkContext,
+    needed: int,
+    slots: int,
+    resources: Resources,
+    timeout_seconds: float,
+    who: str | None,
 ) -> str:
     each = f"{resources.cpus} CPU" + (f" and {resources.gpus} GPU" if resources.gpus else "")
     message = (
-        f"{needed} workers (with {each} each) need {needed} slots, but {sc.master} has {slots}"
+        f"{who or f'{needed} workers'} (with {each} each) need {needed} slots, but {sc.master} has "
+        f"{slots}"
     )
     if is_local(sc):
         cores = needed * resources.cpus
-        return f"{message}. Use num_workers={max(1, slots)}, or master local[{cores}]"
+        fewer = f"num_workers={max(1, slots)}" if who is None else "fewer workers"
+        return f"{message}. Use {fewer}, or master local[{cores}]"
     return (
         f"{message} after slotTimeout={timeout_seconds:g} s. Ask for fewer workers, start more "
         "executors (spark.executor.instances, spark.cores.max), or raise slotTimeout"

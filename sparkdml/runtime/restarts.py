@@ -27,6 +27,11 @@ _CERTAIN_TO_COME_AGAIN = (
 )
 
 
+def is_certain(kind: type) -> bool:
+    """Whether an error of this kind would come again."""
+    return issubclass(kind, _CERTAIN_TO_COME_AGAIN) and not issubclass(kind, StoreError)
+
+
 @dataclass
 class Restarts:
     """Counts failures since the last progress: since the newest checkpoint is a newer one."""
@@ -46,8 +51,7 @@ class Restarts:
         self.total += 1
         if self.first_cause is None:
             self.first_cause = error
-        certain = isinstance(error, _CERTAIN_TO_COME_AGAIN) and not isinstance(error, StoreError)
-        if certain or not isinstance(error, SparkDMLError):
+        if is_certain(type(error)) or not isinstance(error, SparkDMLError):
             return "it would come again"
         step = failed_step(error)
         may_be_luck = isinstance(error, WorkerLost | StoreError)

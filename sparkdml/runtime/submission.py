@@ -1,17 +1,17 @@
-"""One submission of a run: its job, its endpoint, its rendezvous, and a watch on them.
+"""One submission of a run: its jobs, their endpoint, their rendezvous, and a watch on them.
 
-The job runs on a thread of its own and in a job group of its own, so that the caller's thread can
-watch the workers, show progress, and cancel on Ctrl-C or on the first failure.
+Each job runs on a thread and in a job group of its own, so that the caller's thread can watch the
+workers, show progress, and cancel all jobs on Ctrl-C or when one of them has failed.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
@@ -23,12 +23,15 @@ from sparkdml.feed.feed import FeedPlan
 from sparkdml.runtime.cargo.depot import Depot
 from sparkdml.runtime.cluster import Cluster
 from sparkdml.runtime.context import NO_ROWS
-from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
+from sparkdml.runtime.desk import Desk, Peer
+from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint, Member
 from sparkdml.runtime.interrupts import Interrupts
-from sparkdml.runtime.jobs import Job, Parts, is_rdd, make_job
-from sparkdml.runtime.plan import Options, Plan, Role
+from sparkdml.runtime.jobs import Parts, is_rdd, make_job
+from sparkdml.runtime.plan import Options, Plan
 from sparkdml.runtime.preflight import cargo_threshold
 from sparkdml.runtime.restarts import describe_failure
+from sparkdml.runtime.role_job import RoleJob
+from sparkdml.runtime.roles import Role, job_roles, num_tasks, seat_in
 from sparkdml.runtime.spark_errors import explain_spark_error
 from sparkdml.runtime.spools import Spools
 from sparkdml.runtime.wire import Message
@@ -36,7 +39,6 @@ from sparkdml.runtime.worker import Body
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
 WATCH_SECONDS = 0.05
@@ -53,44 +55,53 @@ class Submission:
         spark: SparkSession,
         cluster: Cluster,
         body: Body,
-        role: Role,
+        roles: Sequence[Role],
         options: Options,
         data: DataFrame | RDD[Any] | None,
         feed: FeedPlan | None,
-        profile: ResourceProfile | None,
         on_event: OnEvent,
         run: CheckpointedRun | None = None,
         checkpoint: CheckpointPlan | None = None,
         spools: Spools | None = None,
+        desk: Desk | None = None,
     ) -> None:
-        self._run, self._spools = run, spools
-        kept = {} if spools is None else spools.usable(role.count)
-        if len(kept) == role.count:
+        jobs = job_roles(roles)
+        leader = jobs[0][0]
+        self._run, self._desk = run, desk
+        self._spools = spools if leader.gang else None  # others get their rows from Spark again
+        kept = {} if self._spools is None else self._spools.usable(leader.count)
+        if len(kept) == leader.count:
             data = None  # everything is on the workers' disks
-        self._count, self._on_event = role.count, on_event
+        self._count, self._on_event = leader.count, on_event
         self._cluster = cluster
         self._options = options
-        self._group = f"sparkdml-{uuid.uuid4()}"
-        self._parts: Parts = []
+        self._seats = [seat_in(job, index) for job in jobs for index in range(num_tasks(job))]
         self._num_rows: dict[int, int] = {}
-        self._spark_error: Exception | None = None
-        backend = resolve_backend(options.backend, role.count)
         host = cluster.driver_host()
         token = secrets.token_urlsafe(32)
         self._rendezvous = Rendezvous(host)
-        self._endpoint = Endpoint(host, token, options.heartbeat_timeout, self._event, self._answer)
+        retried = [role.name for role in roles if not role.gang]
+        self._endpoint = Endpoint(
+            host,
+            token,
+            options.heartbeat_timeout,
+            self._event,
+            self._answer,
+            retried,
+            self._changed,
+        )
         cargo_bytes = cargo_threshold(cluster.setting)
         self._depot = None if cargo_bytes is None else Depot(host, cargo_bytes)
-        plan = Plan(
-            run_id=self._group,
-            role=role,
+        first = Plan(
+            run_id=f"sparkdml-{uuid.uuid4()}",
+            role=leader,
             resources=options.resources,
             driver_host=host,
             driver_port=self._endpoint.port,
             store_port=self._rendezvous.store_port,
             kv_port=self._rendezvous.kv_port,
             token=token,
-            backend=backend,
+            backend="single",
             seed=options.seed,
             source="none" if data is None else ("rows" if is_rdd(data) else "arrow"),
             feed=feed,
@@ -107,25 +118,48 @@ class Submission:
         try:
             if self._depot is not None:
                 body = self._depot.consign(body)
-            self._job: Job = make_job(spark, data, plan, body, profile)
+            self._jobs: list[RoleJob] = []
+            for job in jobs:
+                plan = self._plan_of(job, first)
+                profile = cluster.task_profile(plan.resources)
+                source = data if plan.source != "none" else None
+                made = make_job(spark, source, plan, body, profile)
+                self._jobs.append(RoleJob(cluster, made, plan, options.name))
         except BaseException:
             self._close()
             raise
 
+    def _plan_of(self, job: tuple[Role, ...], first: Plan) -> Plan:
+        """What the tasks of one job are told, where it differs from the first job's."""
+        role = job[0]
+        backend = resolve_backend(self._options.backend, num_tasks(job)) if role.gang else "single"
+        plan = replace(
+            first,
+            role=role,
+            roles=job if len(job) > 1 else (),
+            resources=role.resources or self._options.resources,
+            backend=backend,
+            first_number=sum(num_tasks(other.plan.job_roles) for other in self._jobs),
+        )
+        if not plan.first_number:
+            return plan
+        return replace(plan, source="none", feed=None, spools={}, stale_spools=())
+
     def wait(self) -> list[Any]:
-        """Submit and watch; the workers' results in rank order, or the first cause of a failure."""
-        thread = self._cluster.thread(self._submit, self._group, self._options.name)
-        thread.start()
+        """Submit and watch; the tasks' results in their order, or the first cause of a failure."""
+        for job in (*self._jobs[1:], self._jobs[0]):  # who serves comes before who is served
+            job.start()
         try:
             with Interrupts(self._options.keeps_on_interrupt) as interrupts:
-                self._watch(thread, interrupts)
-            results = join_parts(self._parts)
+                self._watch(interrupts)
+            self._dismiss_others()
+            results = join_parts([part for job in self._jobs for part in job.parts])
             if not results:
                 raise DataError(NO_ROWS)  # Spark runs no task at all over what it knows is empty
             return results if self._depot is None else [self._depot.collect(r) for r in results]
         except BaseException as error:
             self._on_event(-1, describe_failure(error))
-            self._cancel(thread)
+            self._cancel()
             raise
         finally:
             self._close()
@@ -136,27 +170,34 @@ class Submission:
         if self._depot is not None:
             self._depot.close()
 
-    def _submit(self) -> None:
-        try:
-            self._parts = self._job.collect()
-        except Exception as error:
-            self._spark_error = error
-
-    def _watch(self, thread: threading.Thread, interrupts: Interrupts) -> None:
-        while thread.is_alive():
-            thread.join(WATCH_SECONDS)
+    def _watch(self, interrupts: Interrupts) -> None:
+        """Until the first job, the one that trains, is done."""
+        leader = self._jobs[0]
+        while leader.is_running:
+            leader.join(WATCH_SECONDS)
             if interrupts.take() and not self._endpoint.request_stop("interrupted"):
                 raise KeyboardInterrupt  # no worker is there yet, so there is nothing to keep
+            self._restart_silent()
             failure = self._endpoint.failure()
-            if failure is not None and thread.is_alive():
+            if failure is not None and leader.is_running:
                 raise failure
+            if any(job.error is not None for job in self._jobs):
+                break
         if self._endpoint.own_error is not None:
             raise self._endpoint.own_error
-        if self._spark_error is not None:
-            failure = self._wait_for_the_cause()
-            if failure is not None:
-                raise failure  # the workers' own words; Spark's would be a page of Java
-            raise explain_spark_error(self._spark_error, self._cluster.worker_python)
+        for job in self._jobs:
+            if job.error is not None:
+                self._endpoint.give_up(job.roles)
+                failure = self._wait_for_the_cause()
+                if failure is not None:
+                    raise failure  # the workers' own words; Spark's would be a page of Java
+                raise explain_spark_error(job.error, self._cluster.worker_python)
+
+    def _restart_silent(self) -> None:
+        """Spark does not see that a process is stopped: ended by us, it is started elsewhere."""
+        for member in self._endpoint.take_silent():
+            if member.task_id is None or not self._cluster.kill_task(member.task_id):
+                self._endpoint.give_up([member.role])  # nobody else can end it: it is a loss
 
     def _wait_for_the_cause(self) -> Exception | None:
         """Why the workers say that the job failed; they may say so a moment later."""
@@ -168,14 +209,44 @@ class Submission:
             time.sleep(WATCH_SECONDS)
         return None
 
-    def _cancel(self, thread: threading.Thread) -> None:
-        """End the job and wait until its processes are gone."""
+    def _dismiss_others(self) -> None:
+        """The training is done: who served it may go, and has some time to do so."""
+        others = self._jobs[1:]
+        self._endpoint.dismiss([name for job in others for name in job.roles])
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for job in others:
+            job.join(max(0.0, deadline - time.monotonic()))
+            if job.is_running or job.error is not None:
+                why = job.error or f"still running after {LEAVE_SECONDS:g} s"
+                text = str(why).partition("\n")[0]
+                warnings.warn(f"{', '.join(job.roles)} did not end well: {text}", stacklevel=2)
+                job.cancel()
+
+    def _cancel(self) -> None:
+        """End the jobs and wait until their processes are gone."""
         self._endpoint.stop_all()
         self._rendezvous.sound_alarm("the driver has ended the run")  # wakes ranks in a collective
-        self._cluster.cancel(self._group)
+        for job in self._jobs:
+            job.cancel()
         deadline = time.monotonic() + LEAVE_SECONDS
-        while time.monotonic() < deadline and (thread.is_alive() or not self._endpoint.all_gone()):
+        while time.monotonic() < deadline and (
+            any(job.is_running for job in self._jobs) or not self._endpoint.all_gone()
+        ):
             time.sleep(WATCH_SECONDS)
+
+    # -- what the tasks say ---------------------------------------------------------------------
+
+    def _changed(self, member: Member) -> None:
+        if self._desk is not None:
+            peer = self._peer(member.rank, member.attempt, member.host)
+            if member.state == "here":
+                self._desk.came(peer)
+            else:
+                self._desk.went(peer, member.state)
+
+    def _peer(self, number: int, attempt: int, host: str) -> Peer:
+        role, rank = self._seats[number]
+        return Peer(role.name, rank, attempt, host)
 
     def _event(self, rank: int, message: Message) -> None:
         if message.get("kind") == "spooled" and self._spools is not None:
@@ -190,6 +261,11 @@ class Submission:
             return self._facts()
         if message.get("what") == "rows":
             return self._check_rows(rank, int(message["num_rows"]))
+        if message.get("what") == "desk" and self._desk is not None:
+            role, _ = self._seats[rank]
+            member = self._endpoint.members[role.name, rank]
+            peer = self._peer(rank, member.attempt, member.host)
+            return self._desk.answer(peer, str(message["about"]), message["fields"])
         if message.get("what") == "spool-lost" and self._spools is not None:
             return self._spools.lost(rank)
         return None if self._run is None else self._run.answer(rank, message)
@@ -201,7 +277,7 @@ class Submission:
             raise DataError(NO_ROWS)
 
     def _facts(self) -> Message | None:
-        facts = self._job.facts()
+        facts = self._jobs[0].job.facts()
         if facts is None:
             return None if self._spools is None else self._spools.facts
         known: Message = {**asdict(facts), "problem": facts.problem(), "refusal": None}

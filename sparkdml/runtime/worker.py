@@ -11,24 +11,26 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import torch
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, TaskContext
 
 from sparkdml.comm.base import World
 from sparkdml.comm.environment import process_environment, temporary_environment
-from sparkdml.comm.interface import interface_towards
+from sparkdml.comm.interface import address_towards, interface_towards
 from sparkdml.errors import SetupError
 from sparkdml.feed.arrow import read_arrow
 from sparkdml.feed.rows import read_rows
 from sparkdml.observe.worker_output import WorkerOutput
 from sparkdml.runtime.cargo.carrier import fetch, pickle_result, release
-from sparkdml.runtime.context import Context
+from sparkdml.runtime.context import Context, Place
 from sparkdml.runtime.link import Link
 from sparkdml.runtime.plan import Plan
 from sparkdml.runtime.randomness import seed_everything
+from sparkdml.runtime.roles import seat_in
 from sparkdml.runtime.spools import remove_spools, seat
 
 RESULT_SCHEMA = "rank int, part int, payload binary"
@@ -40,7 +42,7 @@ Body = Callable[[Context], Any]
 def run_arrow_worker(
     plan: Plan, body: Body, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow(…, barrier=True)`."""
+    """For `mapInArrow`."""
     for rank, part, payload in run_worker(plan, body, batches):
         yield pa.RecordBatch.from_arrays(
             [pa.array([rank], pa.int32()), pa.array([part], pa.int32()), pa.array([payload])],
@@ -49,19 +51,21 @@ def run_arrow_worker(
 
 
 def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[int, int, bytes]]:
-    """Run `body` as one rank; yields its pickled result in pieces."""
-    task = BarrierTaskContext.get()
-    hosts = find_hosts(task)
-    ranks = seat(hosts, {rank: spool.host for rank, spool in plan.spools.items()})
-    rank = ranks[task.partitionId()]
-    hosts = tuple(hosts[ranks.index(r)] for r in range(len(ranks)))
-    link = Link(plan, rank, hosts[rank], os.getpid())
+    """Run `body` as one task of its role; yields its pickled result in pieces."""
+    task = (BarrierTaskContext if plan.role.gang else TaskContext).get()
+    assert task is not None, "this runs in a Spark task"
+    index, hosts = find_seat(plan, task)
+    role, role_rank = seat_in(plan.job_roles, index)
+    plan, number = replace(plan, role=role), plan.first_number + index
+    rank = index if role.gang else 0  # of the communicator: who is no gang has one of his own
+    link = Link(plan, number, hosts[rank], os.getpid(), task.attemptNumber(), task.taskAttemptId())
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(plan.resources.cpus)
         world = find_world(plan, rank, hosts, task.resources())
+        place = Place(role_rank, number, task.attemptNumber())
         with temporary_environment(process_environment(world)):
-            payload = _run_body(plan, body, source, world, link)
+            payload = _run_body(plan, body, source, world, link, place)
         link.done()
     except BaseException as error:
         link.failed(error)
@@ -70,13 +74,17 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
         torch.set_num_threads(threads)
         link.close()
     for part, start in enumerate(range(0, len(payload), RESULT_PART_BYTES)):
-        yield rank, part, payload[start : start + RESULT_PART_BYTES]
+        yield number, part, payload[start : start + RESULT_PART_BYTES]
 
 
-def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link: Link) -> bytes:
+def _run_body(
+    plan: Plan, body: Body, source: Iterator[Any], world: World, link: Link, place: Place
+) -> bytes:
     seed_everything(plan.seed)  # the same on every rank: models that are built here begin alike
     chunks, rows = None, None
-    if plan.source == "arrow":
+    if plan.role.reads == "none":
+        pass  # its partition is empty, or a mere number
+    elif plan.source == "arrow":
         assert plan.feed is not None
         chunks = read_arrow(source, plan.feed)
     elif plan.source == "rows":
@@ -84,7 +92,7 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
         chunks = read_rows(source, plan.feed)
         rows = (row for _, row in source)
     remove_spools(plan.stale_spools)
-    ctx = Context(plan, world, link, chunks, rows, spool_directory())
+    ctx = Context(plan, world, link, chunks, rows, spool_directory(), place)
     failed = True
     try:
         # Closed before anything else is: last words are sent while there is a wire.
@@ -104,6 +112,15 @@ def _run_body(plan: Plan, body: Body, source: Iterator[Any], world: World, link:
         release(body, spool_directory())
         _leave_foreign_groups(failed)
     return payload
+
+
+def find_seat(plan: Plan, task: Any) -> tuple[int, tuple[str, ...]]:
+    """Which of its job's tasks this is, and the hosts of those that it shares a gang with."""
+    if not plan.role.gang:
+        return task.partitionId(), (address_towards(plan.driver_host) or socket.gethostname(),)
+    hosts = find_hosts(task)
+    ranks = seat(hosts, {rank: spool.host for rank, spool in plan.spools.items()})
+    return ranks[task.partitionId()], tuple(hosts[ranks.index(r)] for r in range(len(ranks)))
 
 
 def find_hosts(task: Any) -> tuple[str, ...]:

@@ -7,13 +7,21 @@ needs of the world comes through the `Training` that it is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.state import State
-from sparkdml.runtime.plan import Role
+from sparkdml.comm.backends import BACKENDS
+from sparkdml.errors import ParameterError
+from sparkdml.feed.batch import Batch
+from sparkdml.runtime.desk import Desk
+from sparkdml.runtime.roles import Role
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
 
 
 class Strategy(ABC):
@@ -21,14 +29,34 @@ class Strategy(ABC):
 
     backend: str = "auto"  # of the communicator that the workers open
     steps_together = False  # whether all ranks compute each step's gradient at the same time
+    brings_optimizer = False  # whether it makes steps of its own, so that optimizer= is left out
+    columns: tuple[str, ...] = ()  # those that it adds to the history, by `epoch.measured`
 
     @abstractmethod
     def roles(self, num_workers: int) -> list[Role]:
-        """What to launch, servers first. Called at the driver; pure."""
+        """What to launch: first the role that trains. Called at the driver; pure.
+
+        Roles of the gang share a barrier job and `ctx.gang`; each other role is a job of ordinary
+        tasks. Jobs that don't train start before the one that does, and are told when it is done.
+        """
+
+    def check(self, job: TrainingJob) -> None:
+        """At the driver, before any job: a ParameterError for what it can't do, or would ignore."""
+        return  # most take all that the estimator does
 
     @abstractmethod
     def run(self, role: str, training: Training) -> None:
         """The loop, in a worker of the given role."""
+
+    def desk(self, num_workers: int) -> Desk | None:
+        """What the strategy keeps at the driver, made anew for each submission; `ctx.ask` asks."""
+        return None
+
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        """The rows of an epoch that this rank computes: its own, unless they move."""
+        return training.ctx.feed(
+            training.rows_a_step, epoch.number, training.schedule.shuffle, epoch.start
+        )
 
     def state(self) -> State:
         """What a checkpoint must hold of the strategy itself, on this rank."""
@@ -37,6 +65,14 @@ class Strategy(ABC):
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; called once the ranks are alike, before the first step."""
         assert not state, f"{type(self).__name__} has a state() but no load()"
+
+
+def check_backend(backend: str) -> str:
+    """The backend, if it is one that a strategy's user may name."""
+    allowed = [name for name in BACKENDS if name != "single"]
+    if backend not in allowed:
+        raise ParameterError("backend", backend, f"one of {', '.join(map(repr, allowed))}")
+    return backend
 
 
 class StepStrategy(Strategy):

@@ -92,7 +92,8 @@ def check_run(
         )
     # A torchmetrics object may give several columns under its name.
     is_complete = not plan.metric_objects and not any(map(_adds_columns, callbacks))
-    facts = RunFacts(plan, module, history_columns(plan, validates), is_complete)
+    columns = history_columns(plan, validates).union(strategy.columns)
+    facts = RunFacts(plan, module, columns, is_complete)
     for callback in callbacks:
         callback.check(facts)
 

@@ -28,6 +28,7 @@ def make_row(training: Training, epoch: Epoch) -> dict[str, float]:
     if task.loss_scale is not None:
         row["loss_scale"] = task.loss_scale.value
         row["skipped_steps"] = float(task.loss_scale.skipped_steps)
+    row.update(epoch.measured)
     row["rows"], row["steps"] = totals.rows, float(epoch.steps)
     row["seconds"], row["rows_per_second"] = seconds, totals.rows / max(seconds, 1e-9)
     return row

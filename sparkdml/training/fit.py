@@ -95,7 +95,18 @@ class Fit:
     def _launch(
         self, job: Any, options: Options, on_event: OnEvent, run: CheckpointedRun | None
     ) -> list[Any]:
-        return launch(self.spark, job, options, self.dataset, self.feed, on_event, run)
+        strategy = self.job.strategy
+        return launch(
+            self.spark,
+            job,
+            options,
+            self.dataset,
+            self.feed,
+            on_event,
+            run,
+            strategy.roles,
+            strategy.desk,
+        )
 
     def describe(self) -> dict[str, str]:
         """What the states of this run depend on."""

@@ -40,7 +40,7 @@ class TrainingJob:
         """One row's output shape, where this rank's rows told it; and at rank 0 the result."""
         training = self.train(ctx)
         task = training.task
-        if ctx.rank:
+        if ctx.number:
             return task.forward.output_shape, None
         return task.forward.output_shape, TrainingResult(
             weights=encode_weights(task.module),
@@ -64,7 +64,7 @@ class ReplayJob:
 
     def __call__(self, ctx: Context) -> tuple[bytes, bytes, list[float]] | None:
         training = self.job.train(ctx)
-        if ctx.rank:
+        if ctx.number:
             return None
         assert training.epoch is not None, "a replay has an epoch to go on with"
         state = training.state(training.epoch)

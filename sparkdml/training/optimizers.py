@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,16 @@ from sparkdml.training.modules import Modules
 from sparkdml.training.plan import OptimizerSource, ParameterGroups
 
 ONLY = ""  # the name of an optimizer that is the only one
+
+
+class NoOptimizer(torch.optim.Optimizer):
+    """In the place of one where the strategy makes the steps."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Nothing: the parameters are the strategy's to move."""
 
 
 class Optimizers(Mapping[str, torch.optim.Optimizer]):

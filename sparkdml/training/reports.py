@@ -59,11 +59,14 @@ class Reports:
         )
 
     def tell_rank(self) -> None:
+        num_bytes, messages = self._ctx.traffic.take()
         self._ctx.event(
             "rank",
             steps=self._steps,
             rows=self._rows,
             host=self._ctx.host,
             seconds=self._clock.take(),
+            bytes=num_bytes,
+            messages=messages,
         )
         self._steps = self._rows = 0

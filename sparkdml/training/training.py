@@ -64,7 +64,7 @@ class Training:
         self.result_values: Tensor | None = None
         self.task.forward.context = StepContext(self.ctx.device, self.ctx, self._progress)
         self.task.forward.context.training = True
-        if self.task.plan.sync_batch_norm and self.ctx.size > 1:
+        if self.task.plan.sync_batch_norm and self.ctx.size > 1 and self.ctx.leads:
             self.task.batch_norm_group = BatchNormGroup(
                 self.task.module, self.ctx.comm, self.ctx.device
             )
@@ -93,8 +93,11 @@ class Training:
     @property
     def rows_a_step(self) -> int:
         """This rank's share of the global batch."""
+        return self.rows_of(self.ctx.rank)
+
+    def rows_of(self, rank: int) -> int:
         share, rest = divmod(self.global_batch, self.ctx.size)
-        return max(1, share + (self.ctx.rank < rest))
+        return max(1, share + (rank < rest))
 
     @property
     def rows_an_epoch(self) -> int | None:
@@ -194,7 +197,7 @@ class Training:
 
     def _save(self, state: State, epoch: Epoch, kind: Kind) -> None:
         assert self.checkpoint is not None
-        own_rows = int(epoch.own_rows - epoch.rows_before)
+        own_rows = epoch.rows_read
 
         def position() -> State:
             start = nothing_read() if epoch.start is None else epoch.start

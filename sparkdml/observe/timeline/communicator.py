@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from torch import Tensor
 
 from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
+from sparkdml.comm.traffic import Traffic
 from sparkdml.observe.timeline.recorder import SpanRecorder
 from sparkdml.observe.timeline.tracks import COMMUNICATION
 
@@ -38,6 +39,14 @@ class TracedCommunicator(Communicator):
     def __init__(self, inner: Communicator, spans: SpanRecorder) -> None:
         self._inner, self._spans = inner, spans
         self.rank, self.size = inner.rank, inner.size
+        self.traffic = inner.traffic
+
+    def count_into(self, traffic: Traffic) -> None:
+        super().count_into(traffic)
+        self._inner.count_into(traffic)
+
+    def carries(self, tensor: Tensor) -> bool:
+        return self._inner.carries(tensor)
 
     def _record(self, name: str, begin: int, tensors: Sequence[Tensor]) -> None:
         if self._spans.recording:
@@ -119,6 +128,9 @@ class TracedCommunicator(Communicator):
     def point_to_point(self) -> PointToPoint | None:
         messages = self._inner.point_to_point
         return None if messages is None else TracedMessages(messages, self._spans)
+
+    def check(self) -> None:
+        self._inner.check()
 
     def close(self) -> None:
         self._inner.close()

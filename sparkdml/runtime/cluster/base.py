@@ -44,8 +44,10 @@ class Cluster(Protocol):
         resources: Resources,
         profile: ResourceProfile | None,
         timeout_seconds: float,
+        who: str | None = None,
+        gang: bool = True,
     ) -> int:
-        """The number of workers to launch: `needed`, or all slots."""
+        """The number of tasks to launch: `needed`, or all slots. `who` they are, for an error."""
         ...
 
     def wait_for_replacements(
@@ -64,3 +66,7 @@ class Cluster(Protocol):
         ...
 
     def cancel(self, group: str) -> None: ...
+
+    def kill_task(self, task_id: int) -> bool:
+        """End one attempt at a task, so that Spark starts another; False if that can't be had."""
+        ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdml.runtime import preflight
 
@@ -45,8 +45,10 @@ class ClassicCluster:
         resources: Resources,
         profile: ResourceProfile | None,
         timeout_seconds: float,
+        who: str | None = None,
+        gang: bool = True,
     ) -> int:
-        return preflight.wait_for_slots(self._sc, needed, resources, profile, timeout_seconds)
+        return preflight.wait_for_slots(self._sc, needed, resources, profile, timeout_seconds, who)
 
     def wait_for_replacements(
         self,
@@ -73,3 +75,8 @@ class ClassicCluster:
 
     def cancel(self, group: str) -> None:
         self._sc.cancelJobGroup(group)
+
+    def kill_task(self, task_id: int) -> bool:
+        jsc: Any = self._sc._jsc.sc()
+        killed: bool = jsc.killTaskAttempt(task_id, True, "its process does not answer")
+        return killed

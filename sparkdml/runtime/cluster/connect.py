@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from sparkdml.comm.interface import address_towards
 from sparkdml.errors import NotEnoughSlots, ParameterError, SetupError
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class ConnectCluster:
         resources: Resources,
         profile: ResourceProfile | None,
         timeout_seconds: float,
+        who: str | None = None,
+        gang: bool = True,
     ) -> int:
         if needed is None:
             raise ParameterError(
@@ -99,10 +102,10 @@ class ConnectCluster:
         local = re.fullmatch(r"local\[(\d+)(,\d+)?\]", self.setting("spark.master") or "")
         if local is not None and int(local[1]) < needed * resources.cpus:
             raise NotEnoughSlots(
-                f"{needed} workers with {resources.cpus} CPU each need {needed * resources.cpus} "
-                f"slots, but the server's master is {local[0]}"
+                f"{who or f'{needed} workers'} with {resources.cpus} CPU each need "
+                f"{needed * resources.cpus} slots, but the server's master is {local[0]}"
             )
-        self._probe(needed, timeout_seconds)
+        self._probe(needed, timeout_seconds, gang)
         return needed
 
     def wait_for_replacements(
@@ -139,14 +142,17 @@ class ConnectCluster:
         """Whether the workers are processes of the server's own machine."""
         return (self.setting("spark.master") or "").partition("[")[0] == "local"
 
-    def _probe(self, count: int, timeout_seconds: float) -> None:
-        """A gang of so many tasks that each try to reach this process."""
+    def kill_task(self, task_id: int) -> bool:
+        return False  # a client has no way to end a single task
+
+    def _probe(self, count: int, timeout_seconds: float, gang: bool = True) -> None:
+        """So many tasks that each try to reach this process, as a gang if the run needs one."""
         host, group = self.driver_host(), f"sparkdml-probe-{uuid.uuid4()}"
         failure: list[Exception] = []
         with _listener(host) as server:
             port = server.getsockname()[1]
             rows = self._spark.range(0, count, 1, numPartitions=count)
-            query = rows.mapInArrow(partial(_reach, host, port), "id long", barrier=True)
+            query = rows.mapInArrow(partial(_reach, host, port), "id long", barrier=gang)
 
             def submit() -> None:
                 try:
@@ -211,16 +217,8 @@ def _explain(error: Exception, host: str) -> Exception:
 
 def _address_towards(server: str) -> str:
     """The address that this machine uses on the way to the server."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(server, 9, type=socket.SOCK_DGRAM)[
-            0
-        ]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # a datagram socket: chooses the route, sends nothing
-            found = str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
-    return "127.0.0.1" if found == "::1" else found
+    found = address_towards(server)
+    return "127.0.0.1" if found is None or found == "::1" else found
 
 
 def _is_own(host: str) -> bool:

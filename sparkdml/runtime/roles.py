@@ -1,0 +1,99 @@
+"""Roles: the kinds of tasks that a run consists of, and how they are put into Spark jobs.
+
+Roles of the gang share one barrier job, in which those that read data have the first ranks. Each
+other role is a job of ordinary tasks, which Spark retries one by one. Every task of a run has a
+number: those of the job that trains come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each task of a role needs."""
+
+    cpus: int = 1  # torch threads, and slots where the cluster can give several to a task
+    gpus: int = 0
+
+    def covers(self, other: Resources) -> bool:
+        return self.cpus >= other.cpus and self.gpus >= other.gpus
+
+
+@dataclass(frozen=True)
+class Role:
+    """A kind of task that the driver must launch, and how many of them."""
+
+    name: str
+    count: int
+    gang: bool = True  # a barrier job, or ordinary tasks that Spark retries one by one
+    reads: Literal["shards", "leases", "none"] = "shards"  # leases begin as shards, then move
+    resources: Resources | None = None  # None: as the run's options say
+    at_once: bool = True  # whether all must run at the same time, as they wait for each other
+
+
+RolesOf = Callable[[int], Sequence[Role]]  # of the number of workers
+
+
+def job_roles(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
+    """The roles of each Spark job; first the job that trains, in front of it who reads the data."""
+    ordered = sorted(roles, key=lambda role: role.reads == "none")  # stable
+    gang = tuple(role for role in ordered if role.gang)
+    jobs: list[tuple[Role, ...]] = [(role,) for role in ordered if not role.gang]
+    if gang:
+        jobs.insert(0 if ordered[0].gang else len(jobs), gang)
+    _check(ordered, gang)
+    return jobs
+
+
+def seat_in(roles: Sequence[Role], index: int) -> tuple[Role, int]:
+    """The role of a job's task, and its rank among those of the same role."""
+    for role in roles:
+        if index < role.count:
+            return role, index
+        index -= role.count
+    raise IndexError("a job has no more tasks than its roles say")
+
+
+def num_tasks(roles: Sequence[Role]) -> int:
+    return sum(role.count for role in roles)
+
+
+def num_slots(roles: Sequence[Role]) -> int:
+    """How many tasks must run at the same time, at least."""
+    together = num_tasks([role for role in roles if role.at_once])
+    return together + any(not role.at_once for role in roles)
+
+
+def most_workers(roles_of: RolesOf, slots: int) -> int:
+    """The largest number of workers whose roles all find a slot; 1 if not even those of 1 do."""
+    count = 1
+    while count < slots and num_tasks(roles_of(count + 1)) <= slots:
+        count += 1
+    return count
+
+
+def demands(roles: Sequence[Role], usual: Resources) -> dict[Resources, int]:
+    """How many slots of each size there must be: a large task takes the room of a small one."""
+    sizes = {role.resources or usual for role in roles}
+    return {
+        size: num_slots([role for role in roles if (role.resources or usual).covers(size)])
+        for size in sizes
+    }
+
+
+def describe(roles: Sequence[Role]) -> str:
+    """For an error: "2 workers and 1 server"."""
+    parts = [f"{role.count} {role.name}{'s' if role.count > 1 else ''}" for role in roles]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _check(ordered: Sequence[Role], gang: Sequence[Role]) -> None:
+    assert len({role.name for role in ordered}) == len(ordered), "each role has its own name"
+    assert all(role.count > 0 for role in ordered), "a role that nobody has is left out"
+    assert sum(role.reads != "none" for role in ordered) <= 1, "one role reads the data"
+    assert len({role.resources for role in gang}) <= 1, "one barrier job has tasks of one size"
+    assert all(role.at_once for role in gang), "a gang runs at once"

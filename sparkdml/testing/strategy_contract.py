@@ -1,0 +1,279 @@
+"""The contract suite of strategies: subclass it, and say which ones it is to be run over.
+
+    class TestMine(StrategyContract):
+        cases = {"Mine": Case(lambda: Mine(steps=4), plain=lambda: Mine(steps=1), plain_workers=3)}
+
+Everything runs on threads and in memory. A strategy that needs more than workers with a
+communicator gives a `train` of its own, with the arguments of `train_on_threads`.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparkdml.errors import NonFiniteLoss, ParameterError
+from sparkdml.strategies.base import Strategy
+from sparkdml.testing.digits import (
+    combined_batches,
+    cut,
+    digits,
+    digits_plan,
+    loss_of,
+    make_normed_reader,
+    make_reader,
+)
+from sparkdml.testing.faults import Injected
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
+from sparkdml.testing.threads import Rows, train_alone, train_on_threads
+from sparkdml.training.callbacks import Callback
+from sparkdml.training.training import Schedule, Training
+
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy as the suite runs it.
+
+    Args:
+        make: a typical setting, for 1 to 4 workers and some 20 steps of a rank in an epoch.
+        plain: the degenerate setting, which equals plain SGD without momentum…
+        plain_workers: …on so many workers, with their batches put together…
+        plain_lr: …and with this times the learning rate (an average halves it, for instance).
+        lr: the learning rate that it learns digits with.
+        max_loss: what it must reach on all rows of digits in `epochs` epochs, with 2 to 4 workers.
+        ends_alike: whether all ranks have the same parameters in the end.
+        resumes_exactly: whether a run that is interrupted and goes on ends with the same bits.
+        rows_move: whether a rank may train on another's rows.
+        bad: what must be refused: functions, with a word of the message (the parameter's name).
+        train: `train_on_threads`, or what runs the strategy's other roles, too.
+    """
+
+    make: Callable[[], Strategy]
+    plain: Callable[[], Strategy] | None = None
+    plain_workers: int = 1
+    plain_lr: float = 1.0
+    lr: float = 0.5
+    epochs: int = 6
+    max_loss: float = 0.35
+    ends_alike: bool = True
+    resumes_exactly: bool = True
+    rows_move: bool = False
+    bad: Sequence[tuple[Callable[[], object], str]] = field(default=())
+    train: Callable[..., list[Training]] = train_on_threads
+
+
+class FailsAt(Callback):
+    """Raises at one rank, after one step; at step 0 it never does."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_step_end(self, training: Training) -> None:
+        if (training.ctx.rank, training.step) == (self.rank, self.step):
+            raise Injected(f"rank {self.rank} at step {self.step}")
+
+
+class StopsAt(Callback):
+    """Asks for the run's end at one rank, after one step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_step_end(self, training: Training) -> None:
+        if (training.ctx.rank, training.step) == (self.rank, self.step):
+            training.request_stop("enough")
+
+
+class Refuses(nn.Module):
+    """Raises when it sees a row that is out of bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = make_reader()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 1e3).any()):
+            raise Injected("a row that can't be read")
+        outputs: Tensor = self.reader(x)
+        return outputs
+
+
+def assert_alike(trainings: Sequence[Training], expected: nn.Module, **tolerance: Any) -> None:
+    theirs = expected.state_dict()
+    for training in trainings:
+        ours = training.task.module.state_dict()
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name], **tolerance)
+
+
+class StrategyContract:
+    """What every strategy promises."""
+
+    cases: ClassVar[dict[str, Case]] = {}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "case" in metafunc.fixturenames:
+            metafunc.parametrize("case", self.cases.values(), ids=self.cases.keys())
+
+    # -- what it computes -----------------------------------------------------------------------
+
+    def test_the_degenerate_setting_is_plain_sgd(self, case: Case) -> None:
+        rows = digits(128)
+        size = len(rows["y"]) // case.plain_workers
+        parts = cut(rows, [size + 3, *[size - 4] * (case.plain_workers - 1)])
+        make = case.plain or case.make
+        trainings = case.train(make, digits_plan(lr=0.1), Schedule(2, BATCH), parts)
+        batches = [*combined_batches(parts, BATCH)] * 2
+        reference = train_alone(digits_plan(lr=0.1 * case.plain_lr), batches)
+        assert_alike(trainings, reference, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("num_workers", [2, 3, 4])
+    def test_workers_learn_together(self, case: Case, num_workers: int) -> None:
+        rows = digits(600)
+        parts = cut(rows, [600 // num_workers] * num_workers)
+        plan = digits_plan(lr=case.lr)
+        trainings = case.train(case.make, plan, Schedule(case.epochs, BATCH), parts)
+        losses = [loss_of(training.task.module, rows) for training in trainings]
+        assert max(losses) < case.max_loss
+        assert trainings[0].history[-1]["accuracy"] > 0.85
+        if case.ends_alike:
+            assert_alike(trainings[1:], trainings[0].task.module, rtol=0, atol=0)
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("sizes", [[37, 5, 0, 64], [0, 21], [6]])
+    def test_uneven_parts_and_ranks_without_rows(self, case: Case, sizes: list[int]) -> None:
+        parts = cut(digits(200), sizes)
+        plan = digits_plan(lr=0.1, model=make_normed_reader)
+        trainings = case.train(case.make, plan, Schedule(2, BATCH), parts)
+        for training in trainings:
+            assert [row["rows"] for row in training.history] == [sum(sizes)] * 2
+            assert all(math.isfinite(row["loss"]) for row in training.history)
+            assert _told(training) == _told(trainings[0])
+        if case.ends_alike:
+            assert_alike(trainings[1:], trainings[0].task.module, rtol=0, atol=0)
+
+    def test_losses_and_metrics_are_means_over_rows(self, case: Case) -> None:
+        parts = cut(digits(60), [44, 16])
+        plan = digits_plan(lr=0.0)
+        first = case.train(case.make, plan, Schedule(1, BATCH), parts)[0]
+        rows, module = digits(60), train_alone(plan, [])  # as it is made, since nothing moves
+        right = module(rows["x"]).argmax(1) == rows["y"]
+        assert first.history[0]["loss"] == pytest.approx(loss_of(module, rows), rel=1e-4)
+        assert first.history[0]["accuracy"] == pytest.approx(right.float().mean().item())
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("num_workers", [1, 3])
+    def test_a_resumed_run_is_the_uninterrupted_one(self, case: Case, num_workers: int) -> None:
+        if not case.resumes_exactly:
+            pytest.skip("it promises no exact resumption")
+        parts = cut(digits(440), [140 + 3 * rank for rank in range(num_workers)])
+        plan = digits_plan(lr=0.1, momentum=0.9, model=make_normed_reader)
+        schedule = Schedule(2, BATCH)
+
+        def train(checkpoints: MemoryCheckpoints, fails_at: int = 0) -> list[Training]:
+            callbacks = [FailsAt(num_workers - 1, fails_at)]
+            return case.train(
+                case.make, plan, schedule, parts, callbacks=callbacks, checkpoints=checkpoints
+            )
+
+        expected = train(MemoryCheckpoints(every=2))
+        step = expected[0].step // 2 + 1  # in the second epoch
+        for fails_at in {3, step}:
+            kept = MemoryCheckpoints(every=2)
+            with pytest.raises(Injected):
+                train(kept, fails_at)
+            assert kept.newest is not None
+            assert 0 < kept.newest.step <= fails_at
+            resumed = train(kept)
+            for ours, theirs in zip(resumed, expected, strict=True):
+                assert ours.step == theirs.step
+                assert _told(ours) == _told(theirs)
+                assert_alike([ours], theirs.task.module, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("sizes", [[66, 66], [132], [40, 0, 40, 52]])
+    def test_other_numbers_of_workers_go_on(self, case: Case, sizes: list[int]) -> None:
+        plan, kept = digits_plan(lr=0.1, momentum=0.5), MemoryCheckpoints(every=3)
+        rows = digits(132)
+        first = case.train(
+            case.make, plan, Schedule(1, BATCH), cut(rows, [60, 0, 72]), checkpoints=kept
+        )
+        trainings = case.train(
+            case.make, plan, Schedule(3, BATCH), cut(rows, sizes), checkpoints=kept
+        )
+        assert [row["rows"] for row in trainings[0].history] == [132.0] * 3
+        assert _told(trainings[0])[0] == _told(first[0])[0]
+        assert trainings[0].history[-1]["loss"] < first[0].history[0]["loss"]
+
+    # -- ends -----------------------------------------------------------------------------------
+
+    def test_a_rank_that_raises_releases_the_others(self, case: Case) -> None:
+        rows = {name: value.clone() for name, value in digits(90).items()}
+        rows["x"][75] = 1e4  # the second batch of the last rank
+        with pytest.raises(Injected, match="can't be read"):
+            case.train(
+                case.make,
+                digits_plan(model=Refuses),
+                Schedule(2, BATCH),
+                cut(rows, [30, 30, 30]),
+            )
+
+    def test_a_loss_that_is_not_finite_is_reported_with_its_rank(self, case: Case) -> None:
+        rows = {name: value.clone() for name, value in digits(64).items()}
+        rows["x"][45] = float("nan")
+        rank = r"\d" if case.rows_move else "1"
+        with pytest.raises(NonFiniteLoss, match=rf"nan at step \d+ \(epoch 1\) on rank {rank}"):
+            case.train(case.make, digits_plan(), Schedule(1, BATCH), cut(rows, [32, 32]))
+
+    def test_one_rank_that_wants_to_stop_is_enough(self, case: Case) -> None:
+        trainings = case.train(
+            case.make,
+            digits_plan(lr=0.1),
+            Schedule(9, BATCH),
+            cut(digits(240), [100, 140]),
+            callbacks=[StopsAt(1, 2)],
+        )
+        assert [training.stopped for training in trainings] == ["enough"] * 2
+        assert trainings[0].step == trainings[1].step
+        assert len(trainings[0].history) < 9
+
+    # -- as an object ---------------------------------------------------------------------------
+
+    def test_it_can_be_shipped_and_described(self, case: Case) -> None:
+        strategy = case.make()
+        assert repr(strategy).startswith(f"{type(strategy).__name__}(")
+        assert repr(pickle.loads(pickle.dumps(strategy))) == repr(strategy)
+        assert [role.count for role in strategy.roles(3) if role.name == "worker"] == [3]
+
+    def test_bad_arguments_are_refused(self, case: Case) -> None:
+        for make, word in case.bad:
+            with pytest.raises(ParameterError, match=word):
+                make()
+
+
+def _told(training: Training) -> list[dict[str, Any]]:
+    """The history, but for how long it took."""
+    return [
+        {name: value for name, value in row.items() if "second" not in name}
+        for row in training.history
+    ]
+
+
+def train_process(comm: Any, make: Callable[[], Strategy], parts: Sequence[Rows]) -> list[Any]:
+    """In a process of a test: two epochs on this rank's part; its parameters in the end."""
+    from sparkdml.testing.threads import ThreadContext, train_rank
+
+    context = ThreadContext(comm, parts[comm.rank])
+    training = train_rank(context, make(), digits_plan(lr=0.1), Schedule(2, BATCH))
+    return [p.detach().numpy() for p in training.task.module.parameters()]
