@@ -11,8 +11,10 @@ import torch
 from sparkdml.comm.backends import why_no_horovod
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.layered_sgd import LayeredSGD
+from sparkdml.strategies.parameter_server import ParameterServer
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.rank_processes import RankProcesses
+from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, train_process
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.training import Schedule
@@ -35,6 +37,18 @@ CASES = {
             (partial(LayeredSGD, 0), "group_size"),
             (partial(LayeredSGD, 2, backend="smoke signals"), "backend"),
             (partial(LayeredSGD, 2, bucket_bytes=0), "bucket_bytes"),
+        ],
+    ),
+    "ParameterServer": Case(
+        ParameterServer,
+        plain_workers=2,
+        train=train_served,
+        bad=[
+            (partial(ParameterServer, num_servers=0), "num_servers"),
+            (partial(ParameterServer, replication=0), "replication"),
+            (partial(ParameterServer, consistency="loose"), "consistency"),
+            (partial(ParameterServer, updater="sgd"), "updater"),
+            (partial(ParameterServer, timeout_seconds=0), "timeout_seconds"),
         ],
     ),
 }
