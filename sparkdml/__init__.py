@@ -41,9 +41,16 @@ if TYPE_CHECKING:
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
+    from sparkdml.server.consistency import ASP as ASP
+    from sparkdml.server.consistency import BSP as BSP
+    from sparkdml.server.consistency import SSP as SSP
+    from sparkdml.server.consistency import TAP as TAP
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
+    from sparkdml.strategies.averaging import Averaging as Averaging
     from sparkdml.strategies.base import Strategy as Strategy
+    from sparkdml.strategies.layered_sgd import LayeredSGD as LayeredSGD
+    from sparkdml.strategies.parameter_server import ParameterServer as ParameterServer
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
     from sparkdml.training.callbacks import Callback as Callback
@@ -56,7 +63,10 @@ __version__ = "0.1.0"
 
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
+    "ASP": "sparkdml.server.consistency",
     "AllReduce": "sparkdml.strategies.allreduce",
+    "Averaging": "sparkdml.strategies.averaging",
+    "BSP": "sparkdml.server.consistency",
     "BestModel": "sparkdml.training.callbacks",
     "Callback": "sparkdml.training.callbacks",
     "CheckpointError": "sparkdml.errors",
@@ -71,17 +81,21 @@ _HOMES = {
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
     "Keep": "sparkdml.checkpoint.keep",
+    "LayeredSGD": "sparkdml.strategies.layered_sgd",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "MLflow": "sparkdml.observe.trackers",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
+    "ParameterServer": "sparkdml.strategies.parameter_server",
     "Ragged": "sparkdml.feed.ragged",
+    "SSP": "sparkdml.server.consistency",
     "SetupError": "sparkdml.errors",
     "SparkDMLError": "sparkdml.errors",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
+    "TAP": "sparkdml.server.consistency",
     "TensorBoard": "sparkdml.observe.trackers",
     "TimeLimit": "sparkdml.training.callbacks",
     "TorchClassificationModel": "sparkdml.classification",
