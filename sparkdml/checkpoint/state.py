@@ -51,7 +51,10 @@ def _combine(values: Sequence[Any], weights: Sequence[float]) -> Any:
     """Add up floats; whole numbers only if they are not to be scaled, else the first counts."""
     first = values[0]
     if isinstance(first, dict):
-        return {key: _combine([value[key] for value in values], weights) for key in first}
+        return {
+            key: _combine(*_having(key, values, weights))
+            for key in dict.fromkeys(key for value in values for key in value)
+        }
     if isinstance(first, list | tuple):
         parts = zip(*values, strict=True)
         return type(first)(_combine(part, weights) for part in parts)
@@ -73,3 +76,17 @@ def _combine(values: Sequence[Any], weights: Sequence[float]) -> Any:
     for value, weight in zip(values[1:], weights[1:], strict=True):
         total = total + (value if adds_up else value * weight)
     return total
+
+
+def _having(
+    key: Any, values: Sequence[dict[Any, Any]], weights: Sequence[float]
+) -> tuple[list[Any], list[float]]:
+    """Not every rank has each key: the optimizer of one without rows has no momentum yet."""
+    pairs = [
+        (value[key], weight) for value, weight in zip(values, weights, strict=True) if key in value
+    ]
+    found, own = [value for value, _ in pairs], [weight for _, weight in pairs]
+    if len(pairs) < len(values) and any(weight != 1.0 for weight in weights):
+        total = sum(own)
+        own = [weight / total if total else 1.0 / len(own) for weight in own]
+    return found, own

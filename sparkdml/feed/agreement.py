@@ -40,7 +40,7 @@ def read_all_first(feed: Feed, worker: Worker) -> None:
 
 def _check_finite(feed: Feed, worker: Worker) -> None:
     own = {"rows": feed.num_rows + feed.num_validation_rows, "found": dict(feed.not_finite)}
-    ranks = _exchange(own, worker)
+    ranks = exchange(own, worker)
     found: Counter[str] = Counter()
     for rank in ranks:
         found.update(rank["found"])
@@ -58,7 +58,7 @@ def _check_finite(feed: Feed, worker: Worker) -> None:
 def check_any_full(batches: Iterator[Batch], batch_size: int, worker: Worker) -> Iterator[Batch]:
     """The batches, if any rank has one at all: with dropLast small data may vanish."""
     first = next(batches, None)
-    if not any(_exchange(first is not None, worker)):
+    if not any(exchange(first is not None, worker)):
         raise DataError(
             f"dropLast=True leaves no batch at all: no worker has {batch_size:,} rows to train on, "
             "which is what one step takes (batchSize, times gradientAccumulation). Lower batchSize "
@@ -75,7 +75,7 @@ def _sum(sums: np.ndarray, worker: Worker) -> np.ndarray:
     return total
 
 
-def _exchange(value: Any, worker: Worker) -> list[Any]:
+def exchange(value: Any, worker: Worker) -> list[Any]:
     """Every rank's value, in rank order."""
     words = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     everybody = worker.comm.allgather(words.to(worker.device))

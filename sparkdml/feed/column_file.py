@@ -40,6 +40,14 @@ class ColumnFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         return cls(name, os.fdopen(descriptor, "r+b", buffering=0))
 
+    @classmethod
+    def opened(cls, name: str, descriptor: int) -> ColumnFile:
+        """For reading alone."""
+        return cls(name, os.fdopen(descriptor, "rb", buffering=0))
+
+    def descriptors(self) -> list[int]:
+        return [self._file.fileno()]
+
     def append(self, values: np.ndarray) -> None:
         if self.row_shape is None:
             self.row_shape, self.dtype = values.shape[1:], values.dtype
@@ -136,6 +144,9 @@ class RaggedFile:
             if self._elements.dtype is None:
                 self._elements.dtype = values.values.dtype
             self._ends.append(values.offsets[1:] + self._elements.num_rows)
+
+    def descriptors(self) -> list[int]:
+        return [*self._elements.descriptors(), *self._ends.descriptors()]
 
     @property
     def row_bytes(self) -> int:

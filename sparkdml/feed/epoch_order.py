@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
 from sparkdml.feed.order import Ints, window_order, windows
 from sparkdml.feed.plan import FeedPlan
-from sparkdml.feed.position import Skipper, advance_in_order, advance_shuffled, nothing_read
+from sparkdml.feed.position import (
+    Skipper,
+    advance_in_order,
+    advance_shuffled,
+    nothing_read,
+    occurrences,
+)
 from sparkdml.feed.sampling import Draws
-from sparkdml.feed.spool import Spool
+
+
+class Layout(Protocol):
+    """What must be known of a spool to order its rows."""
+
+    @property
+    def row_bytes(self) -> int: ...
+    def layout(self) -> tuple[Ints, Ints]: ...
 
 
 class EpochOrder:
     """One epoch of one worker's rows; with `draws`, a row comes as often as it is drawn."""
 
     def __init__(
-        self, plan: FeedPlan, spool: Spool, epoch: int, shuffled: bool, draws: Draws | None
+        self, plan: FeedPlan, spool: Layout, epoch: int, shuffled: bool, draws: Draws | None
     ) -> None:
         self._plan, self._epoch, self._shuffled, self._draws = plan, epoch, shuffled, draws
         self._shards, self._row_counts = spool.layout()
         self._row_bytes = spool.row_bytes
         self._counts = self._row_counts if draws is None else draws.counts(epoch)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._counts.sum())
 
     def stretches(self, position: Ints | None) -> Iterator[Ints]:
         """Row numbers, stretch after stretch, of what lies behind the position."""
@@ -50,6 +68,26 @@ class EpochOrder:
             num_rows,
             lambda index: self._shards_in(chosen[index], self._order(chosen[index])),
         )
+
+    def groups(self) -> list[np.ndarray]:
+        """The windows, or one shard after the other, as indices among the shards."""
+        if self._shuffled:
+            return list(self._windows())
+        return [np.array([index]) for index in range(len(self._shards))]
+
+    def sizes(self, group: np.ndarray) -> tuple[Ints, Ints]:
+        """The shards of a group, and how many rows each has."""
+        return self._shards[group], self._counts[group]
+
+    def group_rows(self, group: np.ndarray) -> tuple[Ints, Ints]:
+        """A group's row numbers in the order in which they are read, and the shard of each."""
+        assert self._draws is None, "rows that are drawn have no place"
+        if self._shuffled:
+            rows = self._order(group)
+            return rows, self._shards_in(group, rows)
+        start = int(self._row_counts[: group[0]].sum())
+        count = int(self._counts[group[0]])
+        return np.arange(start, start + count), np.full(count, self._shards[group[0]])
 
     def _in_order(self, position: Ints) -> Iterator[Ints]:
         starts = np.cumsum(self._row_counts) - self._row_counts
@@ -89,3 +127,44 @@ class EpochOrder:
         if self._draws is None:
             return self._shards[np.searchsorted(np.cumsum(self._counts), order, side="right")]
         return np.repeat(self._shards[window], self._counts[window])[order]
+
+
+class PlacedOrder:
+    """An epoch's rows behind a position by their place in it, for whoever reads stretches of it.
+
+    A window is sorted when one of its rows is first asked for, and kept while the next ones are of
+    the same.
+    """
+
+    def __init__(self, order: EpochOrder, position: Ints | None) -> None:
+        self._order = order
+        self._position = nothing_read() if position is None else position
+        self._groups = order.groups()
+        left = [self._left(group) for group in self._groups]
+        self._ends = np.cumsum(np.array(left, dtype=np.int64))
+        self._sorted: tuple[int, Ints] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def rows(self, start: int, stop: int) -> Ints:
+        """The row numbers of a stretch."""
+        parts: list[Ints] = []
+        while start < stop:
+            index = int(np.searchsorted(self._ends, start, side="right"))
+            end = int(self._ends[index])
+            before = int(self._ends[index - 1]) if index else 0
+            parts.append(self._group(index)[start - before : min(stop, end) - before])
+            start = min(stop, end)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def _left(self, group: np.ndarray) -> int:
+        shards, counts = self._order.sizes(group)
+        return int(np.maximum(counts - self._position[shards], 0).sum())
+
+    def _group(self, index: int) -> Ints:
+        if self._sorted is None or self._sorted[0] != index:
+            rows, shards = self._order.group_rows(self._groups[index])
+            self._sorted = index, rows[occurrences(shards) >= self._position[shards]]
+        return self._sorted[1]

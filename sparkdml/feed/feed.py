@@ -109,17 +109,20 @@ class Feed:
             chunks = cut(self._stream(position), batch_size)
         else:
             self.ingest()
-            if position is None and not self._is_shuffled(epoch, shuffle) and self._draws is None:
+            if position is None and not self.is_shuffled(epoch, shuffle) and self._draws is None:
                 chunks = self._slices(self._training, batch_size)
             else:
                 chunks = self._taken(batch_size, epoch, shuffle, position)
         if self.plan.drop_last:
             chunks = without_short(chunks, batch_size)
+        return self.deliver(chunks, epoch, 0 if position is None else int(position.sum()))
+
+    def deliver(self, chunks: Iterator[Arrays], epoch: int, rows_before: int) -> Iterator[Batch]:
+        """Rows of an epoch, wherever they come from, as batches to train on."""
         batches = self._deliver(chunks)
         if self.plan.augment is None:
             return batches
         key = (self.plan.seed, epoch, self._rank)
-        rows_before = 0 if position is None else int(position.sum())
         return augmented(batches, self.plan.augment, key, rows_before, self.device)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
@@ -141,6 +144,12 @@ class Feed:
         """How many training rows this worker owns. Reads the rest of the stream first."""
         self.ingest()
         return self._training.num_rows
+
+    def num_rows_in(self, epoch: int, batch_size: int) -> int:
+        """How many rows this worker has in an epoch, in batches that are not dropped."""
+        self.ingest()
+        count = self._order(epoch, shuffle=True).num_rows
+        return count - count % batch_size if self.plan.drop_last else count
 
     @property
     def num_validation_rows(self) -> int:
@@ -166,6 +175,10 @@ class Feed:
                 f"samplingCol {self.plan.sampling!r} is 0 in every row that is trained on, so no "
                 "row would ever be drawn"
             )
+
+    @property
+    def training_spool(self) -> Spool:
+        return self._training
 
     def ahead(self, items: Iterator[T], depth: int) -> Prefetch[T]:
         """Read ahead on a thread, which ends with the feed if its reader leaves early."""
@@ -246,7 +259,7 @@ class Feed:
         self, batch_size: int, epoch: int, shuffle: bool, position: Ints | None
     ) -> Iterator[Arrays]:
         stretches = self._order(epoch, shuffle).stretches(position)
-        if self._is_shuffled(epoch, shuffle):
+        if self.is_shuffled(epoch, shuffle):
             stretches = self.ahead(stretches, depth=1)
         batches = cut(({"rows": rows} for rows in stretches), batch_size)
         for rows in batches:
@@ -257,10 +270,10 @@ class Feed:
     def _order(self, epoch: int, shuffle: bool) -> EpochOrder:
         if self.plan.sampling is not None and self._draws is None:
             self.agree_on_draws()
-        shuffled = self._is_shuffled(epoch, shuffle)
+        shuffled = self.is_shuffled(epoch, shuffle)
         return EpochOrder(self.plan, self._training, epoch, shuffled, self._draws)
 
-    def _is_shuffled(self, epoch: int, shuffle: bool) -> bool:
+    def is_shuffled(self, epoch: int, shuffle: bool) -> bool:
         """Epoch 0 has the order of the stream, unless it is drawn from all rows."""
         return shuffle and (epoch > 0 or self.plan.sampling is not None)
 

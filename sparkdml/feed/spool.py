@@ -111,6 +111,28 @@ class Spool:
         spool.seal()
         return spool
 
+    def descriptors(self) -> list[int]:
+        """The open files of the columns, in the order of `describe`."""
+        return [one for file in self._files.values() for one in file.descriptors()]
+
+    @classmethod
+    def over(cls, descriptors: list[int], description: dict[str, Any]) -> Spool:
+        """The columns of a sealed spool whose files another process has opened; without draws."""
+        spool = cls("")
+        spool._shards, spool._counts = description["shards"], description["counts"]
+        spool.num_rows = sum(spool._counts)
+        own = iter(descriptors)
+        for column in description["columns"]:
+            name = column["name"]
+            file: ColumnFile | RaggedFile = ColumnFile.opened(name, next(own))
+            if "ends" in column:
+                ends = ColumnFile.opened(f"{name} (ends)", next(own))
+                file = RaggedFile(file, ends)  # type: ignore[arg-type]  # made just above
+            file.restore(column)
+            spool._files[name] = file
+        spool.seal()
+        return spool
+
     def seal(self) -> None:
         """No more rows: map the files."""
         for file in self._files.values():

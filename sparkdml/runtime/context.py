@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdml.comm.interface import address_towards
 from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import (
     CheckpointError,
@@ -20,7 +21,10 @@ from sparkdml.feed.agreement import check_any_full, read_all_first
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.dataset import Dataset
 from sparkdml.feed.feed import Chunk, Feed
+from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
+from sparkdml.feed.pool import Pool, exchange_positions
+from sparkdml.feed.shared_rows import SharedRows, share_among
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.observe.timeline.tracing import open_traced, start_recorder
 
@@ -82,6 +86,8 @@ class Context:
         self._gang: Communicator | None = None
         self._comm: Communicator | None = None
         self._feed: Feed | None = None
+        self._shared: SharedRows | None = None  # everybody's rows, where they move
+        self._leases: LeaseReader | None = None
         self._checkpoint: Checkpointer | None = None
         if plan.checkpoint is not None and plan.checkpoint.resume is not None:
             link.step = plan.checkpoint.resume.step
@@ -157,6 +163,47 @@ class Context:
             return check_any_full(batches, batch_size, self)
         return batches
 
+    def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Pool:
+        """One epoch of all workers' rows, to be read in pieces by any of them; all ranks call it.
+
+        All rows are read from Spark first.
+        """
+        if self._shared is None:
+            self._shared = SharedRows(self.data, self.rank, self.plan.token)
+            share_among(self._shared, self, self._serve_rows)
+        positions = exchange_positions(position, self)
+        return Pool(self.data, self._shared, epoch, shuffle, positions)
+
+    def leased_batches(
+        self,
+        batch_size: int,
+        epoch: int = 0,
+        shuffle: bool = True,
+        position: Ints | None = None,
+        until: int | None = None,
+    ) -> Iterator[LeasedBatch]:
+        """What this worker is given of all workers' rows: the quicker it comes back, the more.
+
+        Needs a `LeaseDesk` at the driver, and no communicator. Every row comes to one worker, in
+        each epoch. All rows are read from Spark first.
+        """
+        return self.leases.batches(batch_size, epoch, shuffle, position, until)
+
+    @property
+    def leases(self) -> LeaseReader:
+        if self._leases is None:
+            self._shared = SharedRows(self.data, self.rank, self.plan.token)
+            if self.size > 1:
+                self._serve_rows()
+            source = SpoolSource(self.data, self._shared, self.rank)
+            self._leases = LeaseReader(self.ask, source, self.rank)
+        return self._leases
+
+    def _serve_rows(self) -> None:
+        """Be there for workers on other hosts."""
+        assert self._shared is not None
+        self._shared.serve(address_towards(self.plan.driver_host) or self.host, self.traffic)
+
     def dataset(self, epoch: int = 0) -> Dataset:
         """This worker's own rows as a dataset to be built up as in tf.data; see `dml.Dataset`.
 
@@ -208,6 +255,9 @@ class Context:
 
     def close_feed(self, failed: bool = False) -> None:
         """Stop reading ahead, and free the spool, unless the run may be started again."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         if self._feed is not None:
             self._feed.close(keep=failed and self.plan.checkpoint is not None)
 

@@ -7,12 +7,16 @@ needs of the world comes through the `Training` that it is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.state import State
+from sparkdml.comm.backends import BACKENDS
+from sparkdml.errors import ParameterError
+from sparkdml.feed.batch import Batch
 from sparkdml.runtime.desk import Desk
 from sparkdml.runtime.roles import Role
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
 
@@ -49,6 +53,12 @@ class Strategy(ABC):
         """What the strategy keeps at the driver, made anew for each submission; `ctx.ask` asks."""
         return None
 
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        """The rows of an epoch that this rank computes: its own, unless they move."""
+        return training.ctx.feed(
+            training.rows_a_step, epoch.number, training.schedule.shuffle, epoch.start
+        )
+
     def state(self) -> State:
         """What a checkpoint must hold of the strategy itself, on this rank."""
         return {}
@@ -56,6 +66,14 @@ class Strategy(ABC):
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; called once the ranks are alike, before the first step."""
         assert not state, f"{type(self).__name__} has a state() but no load()"
+
+
+def check_backend(backend: str) -> str:
+    """The backend, if it is one that a strategy's user may name."""
+    allowed = [name for name in BACKENDS if name != "single"]
+    if backend not in allowed:
+        raise ParameterError("backend", backend, f"one of {', '.join(map(repr, allowed))}")
+    return backend
 
 
 class StepStrategy(Strategy):

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -31,6 +31,8 @@ class Epoch:
         self.own_rows = 0.0  # of this rank, for its weight among the others
         self.measured: dict[str, float] = {}  # what the strategy adds to the row, on every rank
         self.rows_before = 0.0  # of these, how many were read before the run was resumed
+        # Of this rank's shards: how many rows anybody has used since it began here; None: own_rows.
+        self.used_rows: int | None = None
         self.start: Ints | None = None  # where in the data it begins, if not at its start
         self._seconds_before = 0.0
         self._started = time.perf_counter()
@@ -46,11 +48,7 @@ class Epoch:
     ) -> Epoch:
         """The epoch that a checkpoint was taken in, from there on."""
         epoch = cls(training, state["number"])
-        totals: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in state["totals"].items()
-        }
-        epoch.totals = Totals(**totals)
+        epoch.totals = Totals.load(state["totals"])
         epoch.steps = state["steps"]
         epoch._seconds_before = state["seconds"]
         epoch.measured = dict(state.get("measured", {}))  # which older checkpoints have not
@@ -68,6 +66,12 @@ class Epoch:
         }
 
     @property
+    def rows_read(self) -> int:
+        """How many rows of this rank's shards have been used since the epoch began here."""
+        own = int(self.own_rows - self.rows_before)
+        return own if self.used_rows is None else self.used_rows
+
+    @property
     def seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started
 
@@ -79,19 +83,14 @@ class Epoch:
     def __iter__(self) -> Iterator[Batch]:
         """This rank's batches, then empty ones: other ranks may have more."""
         training = self._training
-        own = training.ctx.feed(
-            training.rows_a_step, self.number, training.schedule.shuffle, self.start
-        )
         training.spans.start_step(training.step + 1)
-        self._source, self._ahead = chain(own, repeat(Batch.empty())), None
+        self._source, self._ahead = chain(self._feed(), repeat(Batch.empty())), None
         try:
             while not (training.is_replayed or training.is_interrupted):
                 batch = next(self._source) if self._ahead is None else self._ahead
                 self._ahead = None
-                training.clock.lap("data")
-                training.spans.lap("feed wait")
-                self.own_rows += batch.num_rows
-                self._batch_rows = batch.num_rows
+                self._batch_rows = 0
+                self._take(batch)
                 self._vote()
                 for callback in training.step_start_callbacks:
                     callback.on_step_start(training)
@@ -105,6 +104,72 @@ class Epoch:
         if self._ahead is None:
             self._ahead = next(self._source, None)
 
+    def begin_step(self) -> None:
+        """For strategies whose steps take whole passes: a step begins."""
+        training = self._training
+        training.spans.start_step(training.step + 1)
+        for callback in training.step_start_callbacks:
+            callback.on_step_start(training)
+
+    def whole_pass(self) -> Iterator[Batch]:
+        """All of this rank's rows, and no empty batches: in every pass the same ones in order."""
+        training = self._training
+        self.own_rows = 0.0
+        self._vote()
+        vote, training.task.vote = training.task.vote, (0.0, 0.0, 0.0)  # not with every batch
+        for batch in training.ctx.feed(training.rows_a_step, 0, shuffle=False):
+            training.clock.lap("data")
+            training.spans.lap("feed wait")
+            self.own_rows += batch.num_rows
+            yield batch
+        self._batch_rows = int(self.own_rows)
+        training.task.vote = vote
+        self.measured["passes"] = self.measured.get("passes", 0.0) + 1.0
+
+    def check_finite(self, totals: Totals, own_loss: float | None = None) -> None:
+        """Every rank has the same totals, and raises alike.
+
+        `own_loss` is what this rank brought to them, if not just the loss of its last batch.
+        """
+        if not math.isfinite(totals.loss):
+            self._not_finite(totals.loss, own_loss)
+
+    def rounds(self, num_batches: int) -> Iterator[Iterator[Batch]]:
+        """This rank's batches, up to so many at a time, then none: other ranks may have more.
+
+        For ranks that take steps of their own between two meetings. What lies between two meetings
+        is one step to all else: it is counted, voted on and ticked once.
+        """
+        own = self._feed()
+        return self.rounds_of(islice(own, num_batches) for _ in repeat(None))
+
+    def rounds_of(self, rounds: Iterator[Iterator[Batch]]) -> Iterator[Iterator[Batch]]:
+        """The same, of batches that come in rounds by themselves."""
+        training = self._training
+        training.spans.start_step(training.step + 1)
+        while not (training.is_replayed or training.is_interrupted):
+            self._batch_rows = 0
+            for callback in training.step_start_callbacks:
+                callback.on_step_start(training)
+            yield self._round(next(rounds))
+            training.spans.start_step(training.step + 1)
+
+    def _round(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._take(batch)
+            yield batch
+        self._vote()  # as late as can be: a round may be long
+
+    def _feed(self) -> Iterator[Batch]:
+        assert self._training.strategy is not None
+        return self._training.strategy.batches(self._training, self)
+
+    def _take(self, batch: Batch) -> None:
+        self._training.clock.lap("data")
+        self._training.spans.lap("feed wait")
+        self.own_rows += batch.num_rows
+        self._batch_rows += batch.num_rows
+
     def count(self, totals: Totals) -> bool:
         """Account for the agreed totals of a step; False when no rank had a row: it is over."""
         self._stop_is_agreed = bool(totals.stops)
@@ -113,8 +178,7 @@ class Epoch:
             if self._stop_is_agreed:
                 self._training.interrupt()
             return False
-        if not math.isfinite(totals.loss):
-            self._not_finite(totals.loss)
+        self.check_finite(totals)
         self.totals += totals
         self.steps += 1
         self._checkpoint_is_due = bool(totals.wishes) and not totals.objections
@@ -142,6 +206,7 @@ class Epoch:
             training.save(self, "step")
             training.clock.lap("checkpoint")
         training.reports.tick(self, self._batch_rows)
+        self._batch_rows = 0  # reported; another step may come without a batch
         if self._stop_is_agreed:
             training.interrupt()
 
@@ -158,10 +223,10 @@ class Epoch:
         wish = training.ctx.rank == 0 and checkpoint.due(training.step + 1)
         training.task.vote = (float(wish), float(checkpoint.busy), stops)
 
-    def _not_finite(self, loss: float) -> NoReturn:
+    def _not_finite(self, loss: float, own_loss: float | None) -> NoReturn:
         """Every rank sees the same total, so every rank asks whose it is, and says the same."""
         training = self._training
-        own = training.task.forward.last_loss
+        own = training.task.forward.last_loss if own_loss is None else own_loss
         mine = torch.tensor([0.0 if own is None else float(own)], device=training.ctx.device)
         losses = torch.cat(training.ctx.comm.allgather(mine)).tolist()
         rank = next((r for r, value in enumerate(losses) if not math.isfinite(value)), 0)

@@ -1,7 +1,8 @@
 """Autocast, and the loss scale that keeps half-precision gradients from vanishing.
 
 The scale is a function of the agreed gradients alone, so all ranks have the same one without a
-word. (Micikevicius et al. 2018, arXiv 1710.03740.)
+word; ranks that take steps of their own agree on one when they meet.
+(Micikevicius et al. 2018, arXiv 1710.03740.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparkdml.comm.base import Communicator
 from sparkdml.training.plan import Precision
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,6 +57,13 @@ class LossScale:
             self.value = min(self.value * 2, 2.0**24)
             self.good_steps = 0
         return True
+
+    def agree(self, comm: Communicator, device: torch.device) -> None:
+        """Where each rank has taken steps of its own: go on with the smallest scale of all."""
+        numbers = [self.value, self.good_steps, -self.skipped_steps]
+        own = torch.tensor(numbers, dtype=torch.float64, device=device)
+        value, good, skipped = comm.allreduce_(own, "min").tolist()
+        self.value, self.good_steps, self.skipped_steps = value, int(good), -int(skipped)
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))

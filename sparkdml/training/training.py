@@ -96,8 +96,11 @@ class Training:
     @property
     def rows_a_step(self) -> int:
         """This rank's share of the global batch."""
+        return self.rows_of(self.ctx.rank)
+
+    def rows_of(self, rank: int) -> int:
         share, rest = divmod(self.global_batch, self.ctx.size)
-        return max(1, share + (self.ctx.rank < rest))
+        return max(1, share + (rank < rest))
 
     @property
     def rows_an_epoch(self) -> int | None:
@@ -197,7 +200,7 @@ class Training:
 
     def _save(self, state: State, epoch: Epoch, kind: Kind) -> None:
         assert self.checkpoint is not None
-        own_rows = int(epoch.own_rows - epoch.rows_before)
+        own_rows = epoch.rows_read
 
         def position() -> State:
             start = nothing_read() if epoch.start is None else epoch.start

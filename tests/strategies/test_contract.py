@@ -9,9 +9,18 @@ import pytest
 import torch
 
 from sparkdml.comm.backends import why_no_horovod
+from sparkdml.compression.half import BF16, FP16
+from sparkdml.compression.one_bit import OneBit
+from sparkdml.compression.power_sgd import PowerSGD
+from sparkdml.compression.top_k import TopK
 from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.strategies.block_momentum import BlockMomentum
+from sparkdml.strategies.easgd import EASGD
+from sparkdml.strategies.hogwild import Hogwild
 from sparkdml.strategies.layered_sgd import LayeredSGD
+from sparkdml.strategies.local_sgd import LocalSGD
 from sparkdml.strategies.parameter_server import ParameterServer
+from sparkdml.strategies.slow_mo import SlowMo
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.served_threads import train_served
@@ -28,6 +37,76 @@ CASES = {
             (partial(AllReduce, backend="smoke signals"), "backend"),
             (partial(AllReduce, bucket_bytes=0), "bucket_bytes"),
         ],
+    ),
+    # One worker has no wire, so nothing is compressed.
+    "AllReduce-FP16": Case(
+        partial(AllReduce, compression=FP16()),
+        bad=[
+            (partial(AllReduce, compression="fp16"), "compression"),
+            (partial(AllReduce, compression=OneBit(), topology="ring"), "topology"),
+            (partial(AllReduce, compression=TopK(), topology="shared-memory"), "topology"),
+        ],
+    ),
+    "AllReduce-BF16": Case(partial(AllReduce, compression=BF16(), bucket_bytes=512)),
+    "AllReduce-OneBit": Case(partial(AllReduce, compression=OneBit())),
+    "AllReduce-TopK": Case(
+        partial(AllReduce, compression=TopK(0.1)),
+        plain=partial(AllReduce, compression=TopK(1.0)),
+        plain_workers=3,
+        bad=[(partial(TopK, fraction=0.0), "fraction"), (partial(TopK, fraction=1.5), "fraction")],
+    ),
+    "AllReduce-PowerSGD": Case(
+        partial(AllReduce, compression=PowerSGD(2)),
+        plain=partial(AllReduce, compression=PowerSGD(64)),  # no matrix would get smaller
+        plain_workers=3,
+        bad=[(partial(PowerSGD, rank=0), "rank")],
+    ),
+    "LocalSGD": Case(
+        partial(LocalSGD, steps=4),
+        plain=partial(LocalSGD, steps=1),
+        plain_workers=3,
+        bad=[
+            (partial(LocalSGD, steps=0), "steps"),
+            (partial(LocalSGD, optimizer_state="lose"), "optimizer_state"),
+            (partial(LocalSGD, backend="single"), "backend"),
+        ],
+    ),
+    "BlockMomentum": Case(
+        partial(BlockMomentum, block=4, momentum=0.5),
+        plain=partial(BlockMomentum, block=1, momentum=0.0),
+        plain_workers=3,
+        bad=[
+            (partial(BlockMomentum, block=0), "block"),
+            (partial(BlockMomentum, momentum=1.0), "momentum"),
+            (partial(BlockMomentum, lr=0.0), "lr"),
+        ],
+    ),
+    "BlockMomentum-Nesterov": Case(
+        partial(BlockMomentum, block=4, nesterov=True, optimizer_state="keep"),
+        plain=partial(BlockMomentum, block=1, momentum=0.0, nesterov=True),
+        plain_workers=2,
+    ),
+    "SlowMo": Case(
+        partial(SlowMo, steps=4),
+        plain=partial(SlowMo, steps=1, momentum=0.0),
+        plain_workers=3,
+        bad=[
+            (partial(SlowMo, steps=0), "steps"),
+            (partial(SlowMo, momentum=-0.1), "momentum"),
+            (partial(SlowMo, lr=-1.0), "lr"),
+        ],
+    ),
+    "EASGD": Case(
+        partial(EASGD, steps=4),
+        plain=partial(EASGD, steps=1, rho=5.0),  # half the way, with the suite's rate of 0.1
+        plain_lr=0.5,
+        bad=[(partial(EASGD, steps=0), "steps"), (partial(EASGD, rho=0.0), "rho")],
+    ),
+    "Hogwild": Case(
+        partial(Hogwild, steps=4),
+        lr=0.2,
+        resumes_exactly=False,  # who comes first is never the same
+        bad=[(partial(Hogwild, steps=0), "steps")],
     ),
     "LayeredSGD": Case(
         partial(LayeredSGD, 2),
@@ -53,7 +132,19 @@ CASES = {
         ],
     ),
 }
-ON_PROCESSES = ["AllReduce"]  # whose result on 2 processes must be that on 2 threads
+# Those whose result on 2 processes must be that on 2 threads: a tenth of a second each.
+ON_PROCESSES = [
+    "AllReduce",
+    "AllReduce-FP16",
+    "AllReduce-BF16",
+    "AllReduce-OneBit",
+    "AllReduce-TopK",
+    "AllReduce-PowerSGD",
+    "LocalSGD",
+    "BlockMomentum",
+    "SlowMo",
+    "EASGD",
+]
 
 
 class TestStrategies(StrategyContract):

@@ -68,7 +68,9 @@ class Callback:
 
     def on_gradient(self, training: Training) -> None:
         """Between agreement and optimizer: `training.task.params.grads` is the mean over all
-        ranks' rows, before it is clipped. Not called in a step that moves nothing."""
+        ranks' rows, before it is clipped. Not called in a step that moves nothing. Where workers
+        take steps of their own between two meetings (LocalSGD and its like), it is called before
+        each of them, with this rank's own gradient."""
 
     def on_step_end(self, training: Training) -> None:
         """After an optimizer step, before its checkpoint, if one is due: `training.step` has it."""

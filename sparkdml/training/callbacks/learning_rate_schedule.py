@@ -90,8 +90,8 @@ class LearningRateSchedule(Callback):
 
     def on_gradient(self, training: Training) -> None:
         """The rate of this step alone: schedulers compute the next one from the last."""
+        self._put_back()  # a strategy may take several steps of its own before one is counted
         optimizers, factor = training.task.optimizers, self._factor(training.step)
-        self._note_rates(optimizers, factor)
         if factor != 1.0:
             for optimizer in optimizers.values():
                 for group in optimizer.param_groups:
@@ -99,11 +99,15 @@ class LearningRateSchedule(Callback):
                     group["lr"] = group["lr"] * factor
 
     def on_step_end(self, training: Training) -> None:
+        self._put_back()
+        self._note_rates(training.task.optimizers, self._factor(training.step - 1))
+        if self.per == "step":
+            self._step_all()
+
+    def _put_back(self) -> None:
         for group, rate in self._scheduled:
             group["lr"] = rate
         self._scheduled = []
-        if self.per == "step":
-            self._step_all()
 
     def on_epoch_end(self, training: Training, row: dict[str, float]) -> None:
         row.update(self._rates)

@@ -1,0 +1,141 @@
+"""Who may train on which rows of an epoch: pieces of the owners' rows, leased one after the other.
+
+An owner's rows of an epoch have an order; a piece is a stretch of it. A worker that is quick comes
+back sooner and so takes more; its own rows come first, since they are on its own disk. What a lease
+has not used when it expires, or when its holder dies, goes to somebody else, and the old holder is
+told so when it wants to use it: each row is used exactly once, whatever happens in whatever order.
+Pure: time comes from the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from dataclasses import dataclass, field
+
+Stretch = tuple[int, int]  # from, to
+
+
+@dataclass
+class Lease:
+    """A stretch of an owner's rows that one worker may use, from the front, until the deadline."""
+
+    number: int
+    holder: int
+    owner: int
+    start: int  # moves on as rows are used
+    stop: int
+    deadline: float = math.inf
+
+
+@dataclass
+class LeaseTable:
+    """One epoch. Owners `begin` when they know their rows; others' pieces are granted meanwhile.
+
+    Args:
+        num_owners: how many owners there will be.
+        max_batches: the longest lease, in batches. Towards the end of an epoch they are shorter.
+        lease_seconds: how long a worker may go without using a row of its lease.
+    """
+
+    num_owners: int
+    max_batches: int = 4
+    lease_seconds: float = math.inf
+    num_granted: int = 0  # rows, less those that came back
+    _rows: dict[int, int] = field(default_factory=dict)
+    _used: dict[int, int] = field(default_factory=dict)
+    _free: dict[int, list[Stretch]] = field(default_factory=dict)
+    _leases: dict[int, Lease] = field(default_factory=dict)
+    _away: set[int] = field(default_factory=set)
+    _last_number: int = 0
+
+    def begin(self, owner: int, num_rows: int) -> None:
+        """The owner's rows are there to be read; once more, if it had left and is back."""
+        self._away.discard(owner)
+        if owner in self._rows:
+            assert self._rows[owner] == num_rows, "an owner comes back with the rows that it had"
+            return
+        self._rows[owner], self._used[owner] = num_rows, 0
+        self._free[owner] = [(0, num_rows)] if num_rows else []
+
+    def grant(
+        self, worker: int, batch_rows: int, now: float = 0.0, until: float = math.inf
+    ) -> Lease | None:
+        """The next piece for a worker; None if none is free, or `until` rows have been granted."""
+        self.expire(now)
+        free = {
+            owner: sum(stop - start for start, stop in stretches)
+            for owner, stretches in self._free.items()
+            if stretches and owner not in self._away
+        }
+        left = min(sum(free.values()), until - self.num_granted)
+        if left <= 0:
+            return None
+        owner = worker if worker in free else max(free, key=lambda o: (free[o], -o))
+        # Guided self-scheduling: half of an even share of what is left, so that all end together.
+        batches = int(left / batch_rows) // (2 * max(1, self.num_owners))
+        length = batch_rows * max(1, min(batches, self.max_batches))
+        start, stop = self._free[owner].pop(0)
+        if stop - start > length:
+            insort(self._free[owner], (start + length, stop))
+            stop = start + length
+        self._last_number += 1
+        self.num_granted += stop - start
+        lease = Lease(self._last_number, worker, owner, start, stop, now + self.lease_seconds)
+        self._leases[lease.number] = lease
+        return lease
+
+    def use(self, number: int, num_rows: int, now: float = 0.0) -> bool:
+        """Whether the holder may count the next rows of its lease as trained on: if it is valid."""
+        self.expire(now)
+        lease = self._leases.get(number)
+        if lease is None:
+            return False
+        assert 0 <= num_rows <= lease.stop - lease.start, "more than was leased"
+        lease.start += num_rows
+        lease.deadline = now + self.lease_seconds
+        self._used[lease.owner] += num_rows
+        if lease.start == lease.stop:
+            del self._leases[number]
+        return True
+
+    def expire(self, now: float) -> None:
+        """What has not been used in time is free again."""
+        for lease in [one for one in self._leases.values() if one.deadline < now]:
+            self._give_back(lease)
+
+    def died(self, worker: int) -> None:
+        """A worker's leases are free again; its own rows, once it is back."""
+        if worker in self._rows:
+            self._away.add(worker)
+        for lease in [one for one in self._leases.values() if one.holder == worker]:
+            self._give_back(lease)
+
+    def give_back(self, number: int) -> None:
+        """The holder can't use what is left of its lease."""
+        if number in self._leases:
+            self._give_back(self._leases[number])
+
+    def _give_back(self, lease: Lease) -> None:
+        del self._leases[lease.number]
+        self.num_granted -= lease.stop - lease.start
+        insort(self._free[lease.owner], (lease.start, lease.stop))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all rows are known."""
+        return len(self._rows) == self.num_owners
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether nothing is free, nor will be unless leases come back."""
+        return self.has_begun and not any(self._free.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every row has been used."""
+        return self.has_begun and self._used == self._rows
+
+    def used(self, owner: int) -> int:
+        """How many of an owner's rows have been used: the first ones, while no lease is out."""
+        return self._used.get(owner, 0)

@@ -1,0 +1,64 @@
+"""Ranks that have a model each: what they begin with, what is kept of them, how far apart they are.
+
+Between the epochs' ends replicas differ. What is validated and brought home is their average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.comm.base import Communicator
+from sparkdml.training.task import Task
+from sparkdml.training.training import Training
+
+CONSENSUS_DISTANCE = "consensus_distance"
+
+
+def make_alike(task: Task, comm: Communicator) -> None:
+    """All ranks begin with rank 0's parameters and buffers."""
+    comm.broadcast_(task.params.values)
+    for buffer in task.module.buffers():
+        comm.broadcast_(buffer)
+
+
+class Replicas:
+    """This rank's model among those of the others."""
+
+    def __init__(self, training: Training) -> None:
+        self._training, self._task, self._comm = training, training.task, training.ctx.comm
+        self._average = torch.empty_like(self._task.params.values)
+
+    def judge_average(self) -> float:
+        """Let the average stand in wherever the model is judged or kept; every rank calls it.
+
+        Returns how far the replicas are from it: the root of the mean squared distance.
+        """
+        training, values = self._training, self._task.params.values
+        self._average.copy_(values)
+        self._comm.allreduce_(self._average, "mean")
+        squares = (values.double() - self._average.double()).square().sum().reshape(1)
+        self._comm.allreduce_(squares, "mean")
+        if training.result_values is None or training.result_values is self._average:
+            training.result_values = self._average
+        else:  # a callback's own choice, as EMA's: of each replica; its average is the same on all
+            self._comm.allreduce_(training.result_values, "mean")
+        return float(squares.sqrt())
+
+    def state(self) -> State:
+        """A replica has parameters and optimizers of its own, so the run's state has them twice."""
+        return {
+            "replica": Entry(self._task.params.values, "mean"),
+            "optimizers": Entry(
+                {name: entry.value for name, entry in self._task.optimizers.state().items()}, "mean"
+            ),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        values: Tensor = state["replica"]
+        self._task.params.values.copy_(values)
+        self._task.optimizers.load(state["optimizers"])

@@ -1,0 +1,155 @@
+"""D-PSGD on threads: the recursion of the paper, and what must be right whatever the strategy."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from sparkdml.checkpoint.state import merge
+from sparkdml.errors import ParameterError
+from sparkdml.strategies.gossip import Gossip
+from sparkdml.strategies.mixing import edges_of, mixing_matrix
+from sparkdml.testing.digits import cut, digits, digits_plan
+from sparkdml.testing.strategy_contract import assert_alike
+from sparkdml.testing.threads import train_on_threads
+from sparkdml.training.callbacks import EMA, Callback
+from sparkdml.training.training import Schedule
+
+
+class KeepsReplicas(Callback):
+    """The parameters as they are before the average takes their place at the run's end."""
+
+    def __init__(self):
+        self.values = {}
+
+    def on_step_end(self, training):
+        self.values[training.ctx.rank] = training.task.params.values.clone()
+
+
+def reference(plan, parts, matrix, batch_size, epochs):
+    """X(t+1) = W X(t) - step(G(t)), with torch alone: every rank's parameters at the end."""
+    modules, optimizers = [], []
+    for _ in parts:
+        torch.manual_seed(0)
+        modules.append(plan.model())
+        optimizers.append(plan.optimizer(modules[-1].parameters()))
+    steps = max(-(-len(part["y"]) // batch_size) for part in parts)
+    for step in [*range(steps)] * epochs:
+        rows = slice(step * batch_size, (step + 1) * batch_size)
+        for module, part in zip(modules, parts, strict=True):
+            module.zero_grad()
+            if len(part["y"][rows]):
+                plan.loss(module(part["x"][rows]), part["y"][rows]).backward()
+        with torch.no_grad():
+            for replicas in zip(*(module.parameters() for module in modules), strict=True):
+                before = torch.stack([p.detach().clone() for p in replicas])
+                for rank, parameter in enumerate(replicas):
+                    weights = torch.tensor(matrix[rank], dtype=before.dtype)
+                    parameter.copy_(torch.tensordot(weights, before, 1))
+        for optimizer, part in zip(optimizers, parts, strict=True):
+            if len(part["y"][rows]):
+                optimizer.step()
+    return modules
+
+
+def flat(module):
+    """In the order of FlatParams."""
+    return torch.cat([p.detach().reshape(-1) for p in list(module.parameters())[::-1]])
+
+
+@pytest.mark.parametrize("graph", ["ring", "complete", [(0, 1), (1, 2), (1, 3)]])
+def test_the_recursion_of_the_paper(graph):
+    parts = cut(digits(90), [30, 20, 17, 23])  # ranks run out of rows at different steps
+    plan, kept = digits_plan(lr=0.1, momentum=0.9), KeepsReplicas()
+    trainings = train_on_threads(
+        lambda: Gossip(graph), plan, Schedule(2, 8), parts, callbacks=[kept]
+    )
+    matrix = mixing_matrix(edges_of(graph, 4), 4).tolist()
+    modules = reference(plan, parts, matrix, 8, epochs=2)
+    for rank, module in enumerate(modules):
+        torch.testing.assert_close(kept.values[rank], flat(module), rtol=1e-4, atol=1e-6)
+    average = torch.stack([flat(module) for module in modules]).mean(0)
+    spread = torch.stack([(flat(m) - average).square().sum() for m in modules]).mean().sqrt()
+    for training in trainings:  # the result is the average over ranks
+        torch.testing.assert_close(training.task.params.values, average, rtol=1e-4, atol=1e-6)
+        last = training.history[-1]
+        assert last["consensus_distance"] == pytest.approx(spread.item(), rel=1e-3)
+        assert (last["rows"], last["steps"]) == (90, 4)
+
+
+def test_without_steps_replicas_find_each_other():
+    """Mixing alone: the average stays, the distance falls by the spectral gap at least."""
+
+    class Scatter(Callback):
+        def __init__(self):
+            self.before = {}
+
+        def on_epoch_start(self, training):
+            if training.epoch.number == 0:
+                torch.manual_seed(training.ctx.rank)
+                training.task.params.values.copy_(torch.randn(training.task.params.values.shape))
+                self.before[training.ctx.rank] = training.task.params.values.clone()
+
+    scatter = Scatter()
+    plan = digits_plan(optimizer=partial(torch.optim.SGD, lr=0.0))
+    trainings = train_on_threads(
+        Gossip, plan, Schedule(3, 8), cut(digits(128), [32] * 4), callbacks=[scatter]
+    )
+    average = torch.stack([scatter.before[rank] for rank in range(4)]).mean(0)
+    torch.testing.assert_close(trainings[2].task.params.values, average, rtol=1e-4, atol=1e-5)
+    distances = [row["consensus_distance"] for row in trainings[0].history]
+    assert distances[1] < distances[0] * 0.5
+    assert distances[2] < distances[1] * 0.5
+
+
+def test_validation_is_of_the_average_and_ema_of_its_replicas():
+    held_out = cut(digits(30), [25, 5])
+    plan = digits_plan()
+    parts = cut(digits(64), [40, 24])
+    schedule = Schedule(1, 8, validates=True)
+    for callbacks in (list, lambda: [EMA(0.5)]):
+        trainings = train_on_threads(Gossip, plan, schedule, parts, held_out, callbacks=callbacks)
+        module, rows = trainings[0].task.module, digits(30)
+        expected = nn.CrossEntropyLoss()(module(rows["x"]), rows["y"]).item()
+        assert trainings[0].history[0]["val_loss"] == pytest.approx(expected, rel=1e-5)
+        assert_alike(trainings, module)
+
+
+def test_a_replica_survives_a_checkpoint_and_a_change_of_the_number_of_ranks():
+    states = {}
+
+    class Saves(Callback):
+        def on_step_end(self, training):
+            values = training.task.params.values
+            states[training.ctx.rank] = (values.clone(), training.strategy.state())
+
+    train_on_threads(
+        Gossip,
+        digits_plan(momentum=0.9),
+        Schedule(1, 8),
+        cut(digits(64), [40, 24]),
+        callbacks=[Saves()],
+    )
+    merged = {name: entry.value for name, entry in merge([s for _, s in states.values()]).items()}
+
+    class Loads(Callback):
+        def on_epoch_start(self, training):
+            training.strategy.load(merged)
+            average = torch.stack([values for values, _ in states.values()]).mean(0)
+            torch.testing.assert_close(training.task.params.values, average)
+            [momentum] = {
+                id(s["momentum_buffer"]): s["momentum_buffer"]
+                for s in list(training.task.optimizers[""].state.values())[:1]
+            }.values()
+            assert momentum.abs().sum() > 0
+
+    train_on_threads(
+        Gossip, digits_plan(momentum=0.9), Schedule(1, 8), [digits(16)] * 3, callbacks=[Loads()]
+    )
+
+
+def test_a_graph_that_does_not_fit_the_workers_is_refused_at_the_driver():
+    with pytest.raises(ParameterError, match="no way leads from rank 0"):
+        Gossip([(0, 1)]).roles(3)
+    assert Gossip("random").roles(3)[0].count == 3
