@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.keep import Keep as Keep
     from sparkdml.classification import TorchClassificationModel as TorchClassificationModel
     from sparkdml.classification import TorchClassifier as TorchClassifier
+    from sparkdml.comparison.advise import advise as advise
+    from sparkdml.comparison.compare import compare as compare
+    from sparkdml.compression.half import BF16 as BF16
+    from sparkdml.compression.half import FP16 as FP16
+    from sparkdml.compression.one_bit import OneBit as OneBit
+    from sparkdml.compression.power_sgd import PowerSGD as PowerSGD
+    from sparkdml.compression.top_k import TopK as TopK
     from sparkdml.errors import CheckpointError as CheckpointError
     from sparkdml.errors import DataError as DataError
     from sparkdml.errors import DryRunError as DryRunError
@@ -31,12 +38,19 @@ if TYPE_CHECKING:
     from sparkdml.feed.ragged import Ragged as Ragged
     from sparkdml.feed.ragged import pad as pad
     from sparkdml.history import History as History
+    from sparkdml.kvstore.array import ArrayTable as ArrayTable
+    from sparkdml.kvstore.matrix import MatrixTable as MatrixTable
+    from sparkdml.kvstore.serving import WithStore as WithStore
+    from sparkdml.kvstore.sparse import SparseTable as SparseTable
+    from sparkdml.kvstore.store import KVStore as KVStore
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
     from sparkdml.observe.trackers import TensorBoard as TensorBoard
     from sparkdml.online import OnlineTrainer as OnlineTrainer
     from sparkdml.persistence import allow_pickle as allow_pickle
+    from sparkdml.programs.base import Program as Program
+    from sparkdml.programs.base import run_program as run_program
     from sparkdml.regression import TorchRegressionModel as TorchRegressionModel
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
@@ -50,6 +64,8 @@ if TYPE_CHECKING:
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
     from sparkdml.strategies.gossip import Gossip as Gossip
+    from sparkdml.strategies.hogwild import Hogwild as Hogwild
+    from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
@@ -67,7 +83,9 @@ _HOMES = {
     "ADPSGD": "sparkdml.strategies.ad_psgd",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
+    "BF16": "sparkdml.compression.half",
     "BackupWorkers": "sparkdml.strategies.backup_workers",
+    "ArrayTable": "sparkdml.kvstore.array",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
@@ -81,36 +99,50 @@ _HOMES = {
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
+    "FP16": "sparkdml.compression.half",
     "Gossip": "sparkdml.strategies.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
+    "Hogwild": "sparkdml.strategies.hogwild",
+    "KVStore": "sparkdml.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",
+    "LBFGS": "sparkdml.strategies.lbfgs",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
+    "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
+    "OneBit": "sparkdml.compression.one_bit",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
+    "PowerSGD": "sparkdml.compression.power_sgd",
+    "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",
+    "SparseTable": "sparkdml.kvstore.sparse",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
     "TensorBoard": "sparkdml.observe.trackers",
     "TimeLimit": "sparkdml.training.callbacks",
+    "TopK": "sparkdml.compression.top_k",
     "TorchClassificationModel": "sparkdml.classification",
     "TorchClassifier": "sparkdml.classification",
     "TorchEstimator": "sparkdml.estimator",
     "TorchModel": "sparkdml.model",
     "TorchRegressionModel": "sparkdml.regression",
     "TorchRegressor": "sparkdml.regression",
+    "WithStore": "sparkdml.kvstore.serving",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
+    "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
+    "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
+    "run_program": "sparkdml.programs.base",
     "session_builder": "sparkdml.session",
     "transform_with": "sparkdml.model",
 }

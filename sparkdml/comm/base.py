@@ -93,6 +93,10 @@ class Communicator(ABC):
         """Add to these sums from now on."""
         self.traffic = traffic
 
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether it would be reduced in its own type, not in a wider one."""
+        return True
+
     @abstractmethod
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...
 
@@ -143,6 +147,12 @@ class Communicator(ABC):
     def point_to_point(self) -> PointToPoint | None:
         """Messages between two ranks, or None where the backend has none (Horovod)."""
         return None
+
+    def check(self) -> None:  # noqa: B027
+        """Raise CommunicationError if the run is known to have failed.
+
+        For those that wait for a peer by other means; a backend that knows of nothing raises never.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -152,6 +152,10 @@ class HorovodCommunicator(ComposedCommunicator):
         groups = make_groups(store, rank, size, kinds, self._world.interface)
         return TorchCommunicator(groups, rank, size, store, self._alarm, self._world.interface)
 
+    def check(self) -> None:
+        if self._alarm is not None:
+            self._alarm.check()
+
     def close(self) -> None:
         if self._closed:
             return

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sparkdml.comm.base import ReduceOp
 
-_IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
+# How each op takes one more tensor into a total.
+IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "sum": lambda total, other: total.add_(other),
     "mean": lambda total, other: total.add_(other),
     "min": lambda total, other: torch.minimum(total, other, out=total),
@@ -21,7 +22,7 @@ _IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
 def reduce_in_rank_order(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
     """A new tensor; those given are not changed."""
     total = tensors[0].detach().clone(memory_format=torch.contiguous_format)
-    combine = _IN_PLACE[op]
+    combine = IN_PLACE[op]
     for tensor in tensors[1:]:
         combine(total, tensor.detach())
     return total.div_(len(tensors)) if op == "mean" else total

@@ -179,6 +179,9 @@ class TorchCommunicator(ComposedCommunicator):
     def point_to_point(self) -> PointToPoint:
         return TorchMessages(self._groups, self.rank, self.size, self._alarm, self.traffic)
 
+    def check(self) -> None:
+        self._alarm.check()
+
     def close(self) -> None:
         if not self._groups:
             return

@@ -106,7 +106,7 @@ class Context:
     def _open_communicators(self) -> tuple[Communicator, Communicator]:
         if self._gang is None or self._comm is None:
             self._gang = open_traced(self.spans, self.plan.backend, self.world)
-            self._gang.count_into(self.traffic)
+            self._gang.count_into(self.traffic)  # and with it what is split off
             roles = self.plan.job_roles
             self._comm = self._gang
             if len(roles) > 1:

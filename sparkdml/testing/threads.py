@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparkdml.comm.base import Communicator
+from sparkdml.comm.base import Communicator, World
 from sparkdml.comm.threads import run_threads
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeaseReader
@@ -19,6 +19,7 @@ from sparkdml.feed.position import nothing_read
 from sparkdml.feed.shares import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.runtime.desk import Desk, Peer
+from sparkdml.runtime.roles import job_roles, num_tasks, seat_in
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
 from sparkdml.training.callbacks import Callback
@@ -37,10 +38,13 @@ class ThreadContext:
         rows: Rows,
         held_out: Rows | None = None,
         checkpoint: RankCheckpoints | None = None,
+        gang: Communicator | None = None,
     ) -> None:
         self.comm = comm
-        self.rank, self.size, self.number = comm.rank, comm.size, comm.rank
-        self.leads = True
+        self.gang = gang or comm
+        self.rank, self.size, self.number = comm.rank, comm.size, self.gang.rank
+        self.world = World(self.gang.rank, self.gang.size, ("here",) * self.gang.size)
+        self.leads = self.number == self.rank
         self.traffic = comm.traffic
         self.device = torch.device("cpu")
         self.data = self
@@ -163,21 +167,28 @@ def train_on_threads(
 
     `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster, and so may
     `callbacks` be a function; a list of them is shared by the ranks. With `checkpoints` the run
-    goes on from the newest of them, if there is one.
+    goes on from the newest of them, if there is one. Other roles of the strategy's gang have a
+    thread each, too.
     """
     resumed = None if checkpoints is None else checkpoints.newest
+    roles = job_roles(strategy_of().roles(len(parts)))[0]
     desk = strategy_of().desk(len(parts))
 
-    def run_rank(comm: Communicator) -> Training:
+    def run_rank(gang: Communicator) -> Training:
+        role, rank = seat_in(roles, gang.rank)
+        comm = gang.split(roles.index(role)) if len(roles) > 1 else gang
+        if role.reads == "none":
+            context = ThreadContext(comm, {}, gang=gang)
+            return train_rank(context, strategy_of(), plan, schedule, (), seed, role.name)
         own = None
         if checkpoints is not None:
-            own = RankCheckpoints(checkpoints, resumed, comm.rank, comm.size, schedule)
-        held = held_out[comm.rank] if held_out else None
-        context = ThreadContext(comm, parts[comm.rank], held, own)
+            own = RankCheckpoints(checkpoints, resumed, rank, comm.size, schedule)
+        held = held_out[rank] if held_out else None
+        context = ThreadContext(comm, parts[rank], held, own, gang)
         context.desk = desk
         return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
 
-    return run_threads(len(parts), run_rank)
+    return run_threads(num_tasks(roles), run_rank)[: len(parts)]
 
 
 _building = threading.Lock()  # threads share torch's random state
@@ -190,6 +201,7 @@ def train_rank(
     schedule: Schedule,
     callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
     seed: int = 0,
+    role: str = "worker",
 ) -> Training:
     """One rank's whole run, on a thread or in a process of its own."""
     with _building:
@@ -197,7 +209,7 @@ def train_rank(
         task = Task(plan, torch.device("cpu"))
     own = callbacks() if callable(callbacks) else callbacks
     training = Training(context, task, schedule, own, strategy)
-    strategy.run("worker", training)
+    strategy.run(role, training)
     return training
 
 

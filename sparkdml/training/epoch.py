@@ -39,6 +39,8 @@ class Epoch:
         self._batch_rows = 0
         self._checkpoint_is_due = False
         self._stop_is_agreed = False
+        self._source: Iterator[Batch] = iter(())
+        self._ahead: Batch | None = None  # read already, for the next step
 
     @classmethod
     def load(
@@ -46,11 +48,7 @@ class Epoch:
     ) -> Epoch:
         """The epoch that a checkpoint was taken in, from there on."""
         epoch = cls(training, state["number"])
-        totals: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in state["totals"].items()
-        }
-        epoch.totals = Totals(**totals)
+        epoch.totals = Totals.load(state["totals"])
         epoch.steps = state["steps"]
         epoch._seconds_before = state["seconds"]
         epoch.measured = dict(state.get("measured", {}))  # which older checkpoints have not
@@ -86,16 +84,55 @@ class Epoch:
         """This rank's batches, then empty ones: other ranks may have more."""
         training = self._training
         training.spans.start_step(training.step + 1)
-        for batch in chain(self._feed(), repeat(Batch.empty())):
-            if training.is_replayed or training.is_interrupted:
-                return
-            self._batch_rows = 0
-            self._take(batch)
-            self._vote()
-            for callback in training.step_start_callbacks:
-                callback.on_step_start(training)
+        self._source, self._ahead = chain(self._feed(), repeat(Batch.empty())), None
+        try:
+            while not (training.is_replayed or training.is_interrupted):
+                batch = next(self._source) if self._ahead is None else self._ahead
+                self._ahead = None
+                self._batch_rows = 0
+                self._take(batch)
+                self._vote()
+                for callback in training.step_start_callbacks:
+                    callback.on_step_start(training)
+                yield batch
+                training.spans.start_step(training.step + 1)
+        finally:
+            self._source = iter(())  # the feed may stop reading
+
+    def read_ahead(self) -> None:
+        """Read the next step's batch now, while others are busy; it counts when its step comes."""
+        if self._ahead is None:
+            self._ahead = next(self._source, None)
+
+    def begin_step(self) -> None:
+        """For strategies whose steps take whole passes: a step begins."""
+        training = self._training
+        training.spans.start_step(training.step + 1)
+        for callback in training.step_start_callbacks:
+            callback.on_step_start(training)
+
+    def whole_pass(self) -> Iterator[Batch]:
+        """All of this rank's rows, and no empty batches: in every pass the same ones in order."""
+        training = self._training
+        self.own_rows = 0.0
+        self._vote()
+        vote, training.task.vote = training.task.vote, (0.0, 0.0, 0.0)  # not with every batch
+        for batch in training.ctx.feed(training.rows_a_step, 0, shuffle=False):
+            training.clock.lap("data")
+            training.spans.lap("feed wait")
+            self.own_rows += batch.num_rows
             yield batch
-            training.spans.start_step(training.step + 1)
+        self._batch_rows = int(self.own_rows)
+        training.task.vote = vote
+        self.measured["passes"] = self.measured.get("passes", 0.0) + 1.0
+
+    def check_finite(self, totals: Totals, own_loss: float | None = None) -> None:
+        """Every rank has the same totals, and raises alike.
+
+        `own_loss` is what this rank brought to them, if not just the loss of its last batch.
+        """
+        if not math.isfinite(totals.loss):
+            self._not_finite(totals.loss, own_loss)
 
     def rounds(self, num_batches: int) -> Iterator[Iterator[Batch]]:
         """This rank's batches, up to so many at a time, then none: other ranks may have more.
@@ -141,8 +178,7 @@ class Epoch:
             if self._stop_is_agreed:
                 self._training.interrupt()
             return False
-        if not math.isfinite(totals.loss):
-            self._not_finite(totals.loss)
+        self.check_finite(totals)
         self.totals += totals
         self.steps += 1
         self._checkpoint_is_due = bool(totals.wishes) and not totals.objections
@@ -187,10 +223,10 @@ class Epoch:
         wish = training.ctx.rank == 0 and checkpoint.due(training.step + 1)
         training.task.vote = (float(wish), float(checkpoint.busy), stops)
 
-    def _not_finite(self, loss: float) -> NoReturn:
+    def _not_finite(self, loss: float, own_loss: float | None) -> NoReturn:
         """Every rank sees the same total, so every rank asks whose it is, and says the same."""
         training = self._training
-        own = training.task.forward.last_loss
+        own = training.task.forward.last_loss if own_loss is None else own_loss
         mine = torch.tensor([0.0 if own is None else float(own)], device=training.ctx.device)
         losses = torch.cat(training.ctx.comm.allgather(mine)).tolist()
         rank = next((r for r, value in enumerate(losses) if not math.isfinite(value)), 0)

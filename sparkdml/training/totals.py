@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 NUM_FIXED_STATS = 6  # weight, rows, loss, and the votes: wishes, objections, stops
+ROWS, LOSS = 1, 2
 VOTES = slice(3, 6)
 
 _TINY = 1e-30  # the totals of nothing have means of nothing, not a division by zero
@@ -49,6 +51,15 @@ class Totals:
             weights=_add(self.weights, other.weights),
             losses=_add(self.losses, other.losses),
         )
+
+    @classmethod
+    def load(cls, saved: dict[str, Any]) -> Totals:
+        """From what `asdict` made of them; a checkpoint has lists in place of tuples."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in saved.items()
+        }
+        return cls(**fields)
 
     @classmethod
     def of(cls, stats: Sequence[float], num_losses: int = 0) -> Totals:

@@ -97,6 +97,17 @@ def playwright_error() -> type[Exception]:
     return Error
 
 
+def take_picture(page: Page, name: str) -> None:
+    """For docs/images, where `SPARKDML_PICTURES` names a folder: in both of Spark's themes."""
+    folder = os.environ.get("SPARKDML_PICTURES")
+    for theme in ("light", "dark") if folder else ():
+        # As Spark's own switch for the theme does.
+        if page.locator("html").get_attribute("data-bs-theme") != theme:
+            page.click("#theme-toggle")
+        path = f"{folder}/{name}-{theme}.png"
+        page.screenshot(path=path, full_page=True, animations="disabled")
+
+
 def check_finished_run(page: Page) -> None:
     page.wait_for_selector(".badge:text-is('Finished')", timeout=30000)
     text = page.inner_text(".training-page")
@@ -104,6 +115,7 @@ def check_finished_run(page: Page) -> None:
         assert part in text
     page.locator("summary", has_text="Traceback").click()
     assert "Injected" in page.locator(".training-failure pre").inner_text()
+    page.locator("summary", has_text="Traceback").click()
     assert page.locator(".training-strip .checkpoint").count() >= 4
     assert page.locator(".training-plot").first.locator("path.line").count() >= 3
     assert page.locator(".training-shares .training-share-compute").count() == 2
@@ -128,6 +140,11 @@ def test_the_tab_of_a_real_run_and_of_the_history_server(page: Page, tmp_path: P
         assert page.locator(".badge").first.inner_text() in ("Running", "Restarting")
         assert read_line(driver.stdout, tmp_path) == "trained"
         check_finished_run(page)
+        take_picture(page, "training-run")
+        page.goto(f"{address}/training/")
+        page.wait_for_selector("tbody a")
+        take_picture(page, "training-list")
+        page.goto("about:blank")  # the list asks for news, and its server is about to end
         say_go(driver)
         assert driver.wait(timeout=60) == 0
     with history_server(tmp_path) as address:

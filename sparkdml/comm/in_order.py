@@ -1,0 +1,113 @@
+"""Asynchronous work that must be done in the order of its beginning, the same on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from sparkdml.errors import CommunicationError
+
+
+class Step:
+    """A piece of work; whoever waits for it does it, with all that comes before it."""
+
+    __slots__ = ("_order", "_run", "is_done")
+
+    def __init__(self, order: InOrder, run: Callable[[], None]) -> None:
+        self._order, self._run = order, run
+        self.is_done = False
+
+    def do(self) -> None:
+        self._run()
+        self.is_done = True
+
+    def wait(self) -> None:
+        while not self.is_done:
+            self._order.do_next()
+
+
+class InOrder:
+    """Work that is done when somebody waits for it.
+
+    After one piece has failed, all that were still to come fail too: the ranks no longer agree on
+    what is next.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self._doing = threading.Lock()
+        self._failure: str | None = None
+
+    def begin(self, run: Callable[[], None]) -> Step:
+        step = Step(self, run)
+        self._steps.append(step)
+        return step
+
+    def finish(self) -> None:
+        """Do all that was begun."""
+        while self._steps:
+            self.do_next()
+
+    def do(self, run: Callable[[], None]) -> None:
+        """Do it here and now, after all that was begun."""
+        self.finish()
+        with self._doing:
+            self._try(run)
+
+    def do_next(self) -> None:
+        """Do the oldest piece, or wait until another thread has done it."""
+        with self._doing:
+            self._check()
+            if self._steps:
+                self._try(self._steps.popleft().do)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise CommunicationError(self._failure)
+
+    def _try(self, run: Callable[[], None]) -> None:
+        self._check()
+        try:
+            run()
+        except BaseException as error:
+            self._failure = f"an earlier allreduce has failed: {error}"
+            raise
+
+    def close(self) -> None:
+        """Drop what was begun and not awaited; whoever waits for it from now on gets an error."""
+        self._failure = self._failure or "this communicator is closed"
+        self._steps.clear()
+
+
+class InOrderOnThread(InOrder):
+    """Work that a thread does beside whoever has begun it; one who waits lends a hand."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._more = threading.Semaphore(0)
+
+    def begin(self, run: Callable[[], None]) -> Step:
+        step = super().begin(run)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._more.release()
+        return step
+
+    def _work(self) -> None:
+        while self._failure is None:
+            self._more.acquire()
+            try:
+                self.do_next()
+            except BaseException:
+                return  # kept: whoever waits will raise it
+
+    def close(self, patience_seconds: float = 10.0) -> None:
+        super().close()
+        if self._thread is not None:
+            self._more.release()
+            self._thread.join(patience_seconds)
+            self._thread = None

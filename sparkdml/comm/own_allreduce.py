@@ -1,0 +1,102 @@
+"""A communicator with an allreduce of its own, and everything else from the one that it wraps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor
+
+from sparkdml.comm import arguments
+from sparkdml.comm.base import Communicator, ReduceOp, Work
+from sparkdml.comm.composed import Done
+from sparkdml.comm.delegating import DelegatingCommunicator
+from sparkdml.comm.in_order import InOrder
+from sparkdml.errors import CommunicationError
+
+
+class OwnAllreduce(DelegatingCommunicator):
+    """Subclasses bring `_reduce_flat_`.
+
+    What was begun is done in its order, and before anything else is passed on: a rank that waits
+    for an allreduce at once and one that first goes to a barrier don't wait for each other.
+    """
+
+    def __init__(self, base: Communicator, order: InOrder) -> None:
+        super().__init__(base)
+        self._order = order
+        self._closed = False
+
+    @abstractmethod
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether it is reduced here, or else by the base; the same on every rank."""
+
+    @abstractmethod
+    def _reduce_flat_(self, flat: Tensor, op: ReduceOp) -> None:
+        """In place; flat, contiguous, not empty, and op is not mean."""
+
+    def carries(self, tensor: Tensor) -> bool:
+        return self.takes(tensor) or super().carries(tensor)
+
+    def before(self) -> None:
+        self._check_open()
+        self._order.finish()
+
+    def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
+        arguments.check_reduction(tensor, op)
+        self._check_open()
+        if not self.takes(tensor):
+            return super().allreduce_async_(tensor, op)
+        if tensor.numel() == 0:
+            return Done()
+        return self._order.begin(lambda: self._reduce_(tensor, op))
+
+    def allreduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        arguments.check_reduction(tensor, op)
+        self._check_open()
+        if not self.takes(tensor):
+            self._order.finish()
+            return self.base.allreduce_(tensor, op)
+        if tensor.numel() > 0:
+            self._order.do(lambda: self._reduce_(tensor, op))
+        return tensor
+
+    def _reduce_(self, tensor: Tensor, op: ReduceOp) -> None:
+        if op == "mean":
+            in_flat(tensor, lambda flat: self._reduce_flat_(flat, "sum"))
+            tensor.detach().div_(self.size)
+        else:
+            in_flat(tensor, lambda flat: self._reduce_flat_(flat, op))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommunicationError("this communicator is closed")
+
+    def close(self) -> None:
+        """Only what is its own; the base stays open."""
+        if not self._closed:
+            self._closed = True
+            self._order.close()
+            self._release()
+
+    def abort(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release_at_once()
+            self._order.close()
+
+    def _release(self) -> None:
+        """Give back what the subclass has; every rank does."""
+
+    def _release_at_once(self) -> None:
+        """As `_release`, after a failure: without waiting for peers that may be gone."""
+        self._release()
+
+
+def in_flat(tensor: Tensor, change: Callable[[Tensor], None]) -> None:
+    """Change its content as one contiguous row, a copy of it where the strides demand one."""
+    target = tensor.detach() if tensor.requires_grad else tensor
+    buffer = target.contiguous()
+    change(buffer.view(-1))
+    if buffer is not target:
+        target.copy_(buffer)

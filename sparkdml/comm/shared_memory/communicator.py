@@ -1,0 +1,70 @@
+"""A communicator for ranks of one host: they reduce and broadcast through memory."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from sparkdml.comm import arguments
+from sparkdml.comm.base import Communicator, ReduceOp
+from sparkdml.comm.in_order import InOrder
+from sparkdml.comm.own_allreduce import OwnAllreduce, in_flat
+from sparkdml.comm.shared_memory.exchange import DTYPES, Exchange
+from sparkdml.comm.shared_memory.hosts import find_host
+
+
+class SharedMemoryCommunicator(OwnAllreduce):
+    """Made by `open`. Tensors on a GPU, and everything but allreduce, reduce and broadcast, are
+    left to the base.
+
+    An allreduce under way is done when somebody waits for it: it is nothing but copying and adding
+    by this rank's own core, which backward needs just as much, so a thread for it would only take
+    turns with backward.
+    """
+
+    topology = "shared-memory"
+
+    def __init__(self, base: Communicator, exchange: Exchange, owns_base: bool = False) -> None:
+        super().__init__(base, InOrder())
+        self._exchange, self._owns_base = exchange, owns_base
+
+    @classmethod
+    def open(cls, base: Communicator) -> SharedMemoryCommunicator | None:
+        """None on every rank unless all ranks of `base`, at least two, share memory."""
+        host = find_host(base)
+        if host.exchange is not None and host.is_whole_world:
+            return cls(base, host.exchange)
+        host.close()
+        return None
+
+    def takes(self, tensor: Tensor) -> bool:
+        return tensor.dtype in DTYPES and tensor.device.type == "cpu"
+
+    def _reduce_flat_(self, flat: Tensor, op: ReduceOp) -> None:
+        self.traffic.sent(flat.nbytes)  # once, for all the others to read
+        self._exchange.reduce_(flat, op)
+
+    def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
+        arguments.check_rank("root", root, self.size)
+        return self.allreduce_(tensor, op)
+
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
+        arguments.check_rank("root", root, self.size)
+        if not self.takes(tensor):
+            return super().broadcast_(tensor, root)
+        self._check_open()
+        if tensor.numel() > 0:
+            send = partial(self._exchange.broadcast_, root=root)
+            self._order.do(lambda: in_flat(tensor, send))
+        return tensor
+
+    def _release(self) -> None:
+        self._exchange.close()
+        if self._owns_base:
+            self.base.close()
+
+    def _release_at_once(self) -> None:
+        self._exchange.close()
+        if self._owns_base:
+            self.base.abort()

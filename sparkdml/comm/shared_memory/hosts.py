@@ -1,0 +1,116 @@
+"""Which ranks can share memory: found out by sharing it, since names of hosts prove nothing.
+
+Two containers may have one name and no memory in common, and one machine may have two names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sparkdml.comm.base import Communicator
+from sparkdml.comm.shared_memory.exchange import Exchange
+from sparkdml.comm.shared_memory.segment import Offer, Segment
+
+_NOTHING = Offer(0, -1, 0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """This rank's host: `leaders` has for every rank the lowest one that it shares memory with."""
+
+    leaders: tuple[int, ...]
+    exchange: Exchange | None  # None where this rank is alone on its host, or memory was refused
+
+    @property
+    def num_hosts(self) -> int:
+        return len(set(self.leaders))
+
+    @property
+    def is_whole_world(self) -> bool:
+        """Whether all ranks, more than one, share this rank's memory."""
+        return self.exchange is not None and self.num_hosts == 1
+
+    def close(self) -> None:
+        """Where nobody will use the memory."""
+        if self.exchange is not None:
+            self.exchange.close()
+
+
+def find_host(comm: Communicator) -> Host:
+    """Meet the ranks of this rank's host in one segment; every rank of `comm` calls it."""
+    try:
+        own, offer = Segment.create()
+    except (OSError, AttributeError):  # no such files here: this rank will be alone
+        own, offer = None, _NOTHING
+    opened: list[Segment] = [] if own is None else [own]
+    exchange = None
+    try:
+        offers = _exchange_offers(comm, offer)
+        leader, segment = _first_in_reach(offers, comm.rank, own, opened)
+        leaders = grouped(_gather(comm, leader), [each.pid for each in offers])
+        ranks = [rank for rank, other in enumerate(leaders) if other == leaders[comm.rank]]
+        exchange = _sit_down(comm, segment, ranks)
+    finally:
+        for each in opened:
+            if exchange is None or each is not segment:
+                each.close()
+    return Host(leaders, exchange)
+
+
+def grouped(leaders: Sequence[int], pids: Sequence[int]) -> tuple[int, ...]:
+    """Whom each rank really meets, from whom it could reach.
+
+    A rank is alone if its leader follows another one; and if its host has ranks that are threads of
+    one process, which need no such memory, and whose end the seats in it could not show.
+    """
+    led = [leader if leaders[leader] == leader else rank for rank, leader in enumerate(leaders)]
+    seated = list(zip(led, pids, strict=True))
+    crowded = {leader for leader, pid in seated if seated.count((leader, pid)) > 1}
+    return tuple(rank if leader in crowded else leader for rank, leader in enumerate(led))
+
+
+def _first_in_reach(
+    offers: Sequence[Offer], rank: int, own: Segment | None, opened: list[Segment]
+) -> tuple[int, Segment | None]:
+    """The lowest rank whose memory this one can open; what was opened is added to `opened`."""
+    for other in range(rank) if own is not None else ():
+        segment = Segment.open(offers[other])
+        if segment is not None:
+            opened.append(segment)
+            return other, segment
+    return rank, own
+
+
+def _sit_down(comm: Communicator, segment: Segment | None, ranks: Sequence[int]) -> Exchange | None:
+    """The leader first, who prepares the memory, then the others; None unless all could."""
+    seat, size = list(ranks).index(comm.rank), len(ranks)
+    ready = size > 1 and segment is not None
+    for takes_turn in (seat == 0, seat > 0):
+        if ready and takes_turn:
+            assert segment is not None
+            try:
+                if seat == 0:
+                    segment.allocate(Exchange.num_bytes(size))
+                segment.map(Exchange.num_bytes(size), seat)
+                if seat == 0:
+                    Exchange.initialise(segment, size)
+            except (OSError, AttributeError):  # no memory, or a limit on it: there are sockets
+                ready = False
+        answers = _gather(comm, int(ready))
+        ready = all(answers[rank] for rank in ranks)
+    if not ready:
+        return None
+    assert segment is not None
+    return Exchange(segment, seat, size, comm.check)
+
+
+def _exchange_offers(comm: Communicator, offer: Offer) -> list[Offer]:
+    mine = torch.tensor([offer.pid, offer.fd, offer.nonce])
+    return [Offer(*numbers.tolist()) for numbers in comm.allgather(mine)]
+
+
+def _gather(comm: Communicator, number: int) -> list[int]:
+    return [int(each.item()) for each in comm.allgather(torch.tensor([number]))]

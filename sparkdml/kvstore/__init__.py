@@ -1,0 +1,1 @@
+"""The servers as a plain key-value store, and tables on top of it."""

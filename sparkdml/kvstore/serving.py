@@ -1,0 +1,152 @@
+"""A store for functions that `dml.run` runs: some of the workers serve it, beside their own work.
+
+Each of the first `num_servers` workers has a server on a thread of its own, so that no job and no
+slot is spent on servers (as Petuum's workers do; Xing et al. 2015). Who serves what is known at the
+driver, by the run's desk. A worker that dies ends the run, and its server with it: a strategy whose
+servers outlive workers is `ParameterServer`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from sparkdml.comm.interface import address_towards
+from sparkdml.errors import ParameterError, SetupError
+from sparkdml.kvstore.store import KVStore
+from sparkdml.runtime.context import Context
+from sparkdml.runtime.desk import Peer
+from sparkdml.runtime.wire import Message
+from sparkdml.server.base import Ask
+from sparkdml.server.client import WorkerClient
+from sparkdml.server.config import ServerConfig
+from sparkdml.server.consistency import TAP, Consistency
+from sparkdml.server.membership import Membership
+from sparkdml.server.node import ServerNode, serve
+from sparkdml.server.seal import JobKey
+
+Result = TypeVar("Result")
+
+JOIN_SECONDS = 10.0
+
+
+class WithStore(Generic[Result]):
+    """A function `fn(ctx, store)` as `dml.run` takes it: `dml.run(dml.WithStore(fn), …)`.
+
+    Args:
+        fn: called in every worker with its context and its end of a `KVStore`.
+        num_servers: how many of the workers serve, at most all of them.
+        consistency: how far workers may run apart: `BSP()`, `SSP(staleness)`, `ASP(significance)`,
+            or `TAP()`, with which nobody waits but where the function says so.
+        encrypted: encrypt what travels between workers and servers; it is authenticated always.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Context, KVStore], Result],
+        num_servers: int = 1,
+        consistency: Consistency | None = None,
+        encrypted: bool = False,
+    ) -> None:
+        if not callable(fn):
+            raise ParameterError("fn", fn, "a function of two arguments, the context and the store")
+        self._fn = fn
+        # Servers live and die with the run, so a copy elsewhere would help nobody.
+        self._config = ServerConfig(
+            JobKey.new(encrypted),
+            num_servers=num_servers,
+            consistency=consistency or TAP(),
+            replication=1,
+        )
+        self.__name__ = getattr(fn, "__name__", "fn")
+        self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
+
+    def desk(self, num_workers: int) -> StoreDesk:
+        """At the driver, for each submission."""
+        if self._config.num_servers > num_workers:
+            raise ParameterError(
+                "num_servers", self._config.num_servers, f"at most num_workers ({num_workers})"
+            )
+        return StoreDesk(Membership(replace(self._config, num_workers=num_workers)))
+
+    def __call__(self, ctx: Context) -> Result:
+        config = replace(self._config, num_workers=ctx.size)
+        with _serving(ctx, config):
+            with KVStore(WorkerClient(ctx.rank, config, _ask_of(ctx)), ctx.size) as store:
+                result = self._fn(ctx, store)
+            ctx.comm.barrier()  # others may still need the server
+        return result
+
+
+class StoreDesk:
+    """The servers' membership, as the run's desk."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+        return self._membership.answer(about, fields)
+
+    def came(self, peer: Peer) -> None:
+        """It will ask by itself."""
+
+    def went(self, peer: Peer, outcome: str) -> None:
+        """All workers are one gang: the run ends with the first that fails."""
+
+
+def _ask_of(ctx: Context) -> Ask:
+    def ask(what: str, **fields: Any) -> Any:
+        return ctx.ask(what, **fields)
+
+    return ask
+
+
+@contextmanager
+def _serving(ctx: Context, config: ServerConfig) -> Iterator[None]:
+    """A server on a thread of its own, if this worker has one."""
+    if ctx.rank >= config.num_servers:
+        yield
+        return
+    host = address_towards(ctx.plan.driver_host)
+    if host is None:
+        raise SetupError(f"rank {ctx.rank} has no address towards {ctx.plan.driver_host}")
+    server = _ServerThread(ctx.rank, config, _ask_of(ctx), host)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+    if server.error is not None:
+        raise server.error
+
+
+class _ServerThread(threading.Thread):
+    def __init__(self, seat: int, config: ServerConfig, ask: Ask, host: str) -> None:
+        super().__init__(name=f"sparkdml-server-{seat}", daemon=True)
+        self._arguments = seat, config, ask, host
+        self._node: ServerNode | None = None
+        self._stopping = False
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            serve(*self._arguments, on_start=self._keep)
+        except BaseException as error:  # for who stops it
+            self.error = error
+
+    def _keep(self, node: ServerNode) -> None:
+        with self._lock:
+            self._node = node
+            if self._stopping:
+                node.stop()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            if self._node is not None:
+                self._node.stop()
+        self.join(JOIN_SECONDS)

@@ -1,0 +1,1 @@
+"""Programs that are parallel in the data and in the model: schedule, push, pull."""

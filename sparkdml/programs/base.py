@@ -1,0 +1,73 @@
+"""Petuum's programming model: a program is what it does in `schedule`, `push` and `pull`.
+
+`schedule` says which parameters each worker may touch in this round, so that no two workers spoil
+each other's work; `push` computes on a worker's own rows with these parameters; `pull` puts
+together what the workers found. The parameters themselves live in tables on the servers, and a
+worker holds those of its round alone. (Lee et al. 2014, "On model parallelization and scheduling
+strategies for distributed machine learning"; Xing et al. 2015, "Petuum".)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparkdml.comm.base import Communicator
+from sparkdml.errors import ParameterError
+
+
+class Program(ABC):
+    """One rank's part. Rank 0 is the scheduler beside its own work as a worker."""
+
+    @abstractmethod
+    def schedule(self, round: int, num_workers: int) -> Sequence[Tensor] | None:
+        """At rank 0: what each worker works on, as one flat int64 tensor each; None at the end."""
+
+    @abstractmethod
+    def push(self, work: Tensor) -> Tensor:
+        """In every worker: compute on its own rows; what rank 0 must know of it, in float64."""
+
+    @abstractmethod
+    def pull(self, works: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+        """At rank 0: put together what the workers found."""
+
+    def finish(self) -> None:
+        """In every worker, after the last round: give back what it still holds."""
+        return
+
+
+def run_program(program: Program, comm: Communicator, max_rounds: int | None = None) -> int:
+    """Run until the scheduler ends it, or for so many rounds; every rank calls it with its part.
+
+    A round is a barrier: nobody begins the next one before `pull` has seen everybody's part.
+    """
+    if max_rounds is not None and max_rounds < 0:
+        raise ParameterError("max_rounds", max_rounds, "at least 0, or None for no limit")
+    round = 0
+    while max_rounds is None or round < max_rounds:
+        works = program.schedule(round, comm.size) if comm.rank == 0 else None
+        work = _hand_out(works, comm)
+        if work is None:
+            break
+        parts = comm.gather(program.push(work))
+        if parts is not None:
+            assert works is not None
+            program.pull(works, parts)
+        round += 1
+    program.finish()
+    comm.barrier()
+    return round
+
+
+def _hand_out(works: Sequence[Tensor] | None, comm: Communicator) -> Tensor | None:
+    """Each rank's work; None for all of them when there is none left."""
+    messages = None
+    if comm.rank == 0:
+        parts = [torch.empty(0, dtype=torch.int64)] * comm.size if works is None else works
+        goes_on = torch.tensor([works is not None], dtype=torch.int64)
+        messages = [torch.cat([goes_on, part]) for part in parts]
+    message = comm.scatter(messages)
+    return message[1:] if message[0] else None

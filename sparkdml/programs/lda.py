@@ -1,0 +1,243 @@
+"""Latent Dirichlet allocation by collapsed Gibbs sampling over word blocks.
+
+A worker keeps its documents, with the topic of each of their words and each document's counts of
+topics. How often each word has each topic is on the servers, cut into as many blocks of words as
+there are workers: in each round a worker holds one block, another one for each worker, and samples
+the words of that block in its documents. After as many rounds as workers every word was sampled
+once. (Griffiths and Steyvers 2004, "Finding scientific topics"; Lee et al. 2014, STRADS.)
+
+What is exact, and what isn't: counts by document and by word are nobody else's during a round. The
+summed counts of each topic are those of the round's beginning plus the worker's own changes: stale
+by what the others do in one round. And words are sampled in batches of vector operations in which
+no document comes twice: a document's counts are exact for each of its words, while a word that
+comes several times in a batch is sampled as if the others kept the topics they had (as between the
+processors of Newman et al. 2009, "Distributed algorithms for topic models").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparkdml.comm.base import Communicator
+from sparkdml.errors import DataError, ParameterError
+from sparkdml.kvstore.matrix import MatrixTable, Rows
+from sparkdml.kvstore.store import KVStore
+from sparkdml.programs.base import Program, run_program
+from sparkdml.programs.scheduling import (
+    Ints,
+    disjoint_batches,
+    place_in_block,
+    rotate,
+    rows_of_block,
+)
+
+ONLY_ROW = np.zeros(1, dtype=np.int64)
+
+
+def sample_batch(
+    documents: Rows,
+    words: Rows,
+    topics: NDArray[np.float32],
+    document: Ints,
+    word: Ints,
+    topic: Ints,
+    alpha: float,
+    beta: float,
+    vocabulary_size: int,
+    dice: np.random.Generator,
+) -> Ints:
+    """New topics for words of different documents; all three counts follow, in place."""
+    places = np.arange(len(topic))
+    documents[document, topic] -= 1
+    by_word, by_topic = words[word], np.repeat(topics[None], len(topic), axis=0)
+    by_word[places, topic] -= 1  # each word without itself
+    by_topic[places, topic] -= 1
+    weights = (documents[document] + alpha) * (by_word + beta)
+    new = draw(weights / (by_topic + beta * vocabulary_size), dice)
+    documents[document, new] += 1
+    np.add.at(words, (word, topic), -1)
+    np.add.at(words, (word, new), 1)
+    topics += np.bincount(new, minlength=len(topics)) - np.bincount(topic, minlength=len(topics))
+    return new
+
+
+def draw(weights: NDArray[np.floating], dice: np.random.Generator) -> Ints:
+    """For each row of weights one of its places, by chance in proportion to them."""
+    sums = np.cumsum(weights, axis=1)
+    marks = dice.random(len(weights)) * sums[:, -1]
+    places: Ints = (sums < marks[:, None]).sum(axis=1).clip(max=weights.shape[1] - 1)
+    return places
+
+
+@dataclass(frozen=True)
+class Topics:
+    """What came of it."""
+
+    words: MatrixTable  # how often each word has each topic
+    documents: Rows  # how often each of this worker's documents has each topic
+    beta: float
+
+    def topic_words(self, words_at_once: int = 65_536) -> NDArray[np.float64]:
+        """Each topic's distribution over words (topics x words): the whole of it, for a reader."""
+        counts = np.concatenate([rows for _, rows in self.words.blocks(words_at_once)])
+        return topic_words(counts, self.beta)
+
+
+def fit_lda(
+    store: KVStore,
+    comm: Communicator,
+    document: Ints,
+    word: Ints,
+    vocabulary_size: int,
+    num_topics: int,
+    name: str = "lda",
+    beta: float = 0.01,
+    **options: Any,
+) -> Topics:
+    """Topics of all workers' documents; every worker calls it with its own.
+
+    Args:
+        store, comm: this worker's.
+        document, word: of each word of this worker's documents, its document (counted from 0 at
+            this worker) and itself.
+        vocabulary_size, num_topics: how many words and topics there are.
+        name: begins the names of the tables.
+        beta: the prior of a topic's words.
+        options: those of `LDA`.
+    """
+    if num_topics < 1:
+        raise ParameterError("num_topics", num_topics, "at least 1")
+    if len(word) and not (word.min() >= 0 and word.max() < vocabulary_size):
+        raise DataError(f"words must be from 0 to {vocabulary_size - 1}, as vocabulary_size says")
+    block = -(-vocabulary_size // comm.size)
+    words = MatrixTable(store, f"{name}.words", vocabulary_size, num_topics, block)
+    topics = MatrixTable(store, f"{name}.topics", 1, num_topics)
+    program = LDA(words, topics, document, word, comm.rank, comm.size, beta=beta, **options)
+    run_program(program, comm)
+    words.max_rows_held = None  # the run is over: a reader may want them all
+    return Topics(words, program.documents, beta)
+
+
+class LDA(Program):
+    """One worker's documents.
+
+    Args:
+        words: counts by word and topic: a row for each word, as wide as there are topics.
+        topics: counts by topic: one row.
+        document, word: of each word of this worker's documents, its document (counted from 0 at
+            this worker) and itself.
+        worker, num_workers: who it is.
+        sweeps: how often each word is sampled.
+        alpha, beta: the priors of a document's topics and of a topic's words.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        words: MatrixTable,
+        topics: MatrixTable,
+        document: Ints,
+        word: Ints,
+        worker: int,
+        num_workers: int,
+        sweeps: int = 100,
+        alpha: float = 0.1,
+        beta: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        if sweeps < 1:
+            raise ParameterError("sweeps", sweeps, "at least 1")
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not value > 0:
+                raise ParameterError(name, value, "more than 0")
+        if topics.num_rows != 1 or topics.width != words.width:
+            raise ParameterError(
+                "topics", (topics.num_rows, topics.width), f"a table of 1 row of {words.width}"
+            )
+        self._words, self._topics = words, topics
+        self._worker, self._num_workers, self._sweeps = worker, num_workers, sweeps
+        self._alpha, self._beta, self._seed = alpha, beta, seed
+        num_documents = int(document.max(initial=-1)) + 1
+        self.documents = np.zeros((num_documents, words.width), dtype=np.float32)
+        self._blocks = [
+            _Block(document[inside], word[inside], num_workers)
+            for inside in (word % num_workers == block for block in range(num_workers))
+        ]
+
+    def schedule(self, round: int, num_workers: int) -> list[Tensor] | None:
+        sweep = round // num_workers  # the first one gives each word a topic to begin with
+        if sweep > self._sweeps:
+            return None
+        return [
+            torch.tensor([rotate(worker, round, num_workers), sweep])
+            for worker in range(num_workers)
+        ]
+
+    def push(self, work: Tensor) -> Tensor:
+        index, sweep = work.tolist()
+        dice = np.random.default_rng([self._seed, sweep, self._worker, index])
+        rows = rows_of_block(index, self._num_workers, self._words.num_rows)
+        before = self._topics.get(ONLY_ROW)[0]
+        topics = before.copy()
+        with self._words.hold(rows) as words:
+            work_on = self._sample if sweep else self._begin
+            work_on(self._blocks[index], words, topics, dice)
+        return torch.from_numpy((topics - before).astype(np.float64))
+
+    def _begin(
+        self, block: _Block, words: Rows, topics: NDArray[np.float32], dice: np.random.Generator
+    ) -> None:
+        """A topic for each word, in view of those that were given before it."""
+        for place, (document, word) in enumerate(block.batches):
+            weights = (self.documents[document] + self._alpha) * (words[word] + self._beta)
+            topic = draw(weights / (topics + self._beta * self._words.num_rows), dice)
+            self.documents[document, topic] += 1
+            np.add.at(words, (word, topic), 1)
+            topics += np.bincount(topic, minlength=len(topics))
+            block.topics[place] = topic
+
+    def _sample(
+        self, block: _Block, words: Rows, topics: NDArray[np.float32], dice: np.random.Generator
+    ) -> None:
+        for place in dice.permutation(len(block.batches)):
+            document, word = block.batches[place]
+            block.topics[place] = sample_batch(
+                self.documents,
+                words,
+                topics,
+                document,
+                word,
+                block.topics[place],
+                self._alpha,
+                self._beta,
+                self._words.num_rows,
+                dice,
+            )
+
+    def pull(self, works: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+        """Topics change between rounds only, so that all workers of a round begin with the same."""
+        change = np.sum([part.numpy() for part in parts], axis=0)
+        self._topics.add(ONLY_ROW, change[None])
+
+
+class _Block:
+    """A worker's words of one block of the vocabulary, in batches of different documents."""
+
+    def __init__(self, document: Ints, word: Ints, num_blocks: int) -> None:
+        word = place_in_block(word, num_blocks)
+        self.batches = [(document[batch], word[batch]) for batch in disjoint_batches(document)]
+        self.topics: list[Ints] = [np.empty(0, dtype=np.int64)] * len(self.batches)
+
+
+def topic_words(counts: Rows, beta: float) -> NDArray[np.float64]:
+    """Each topic's distribution over words (topics x words), from counts (words x topics)."""
+    smoothed: NDArray[np.float64] = counts.T.astype(np.float64) + beta
+    smoothed /= smoothed.sum(axis=1, keepdims=True)
+    return smoothed

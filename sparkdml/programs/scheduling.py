@@ -1,0 +1,99 @@
+"""Which parameters may be worked on at the same time: pure functions for `schedule`.
+
+Rotation: as many blocks as workers, and in each round every worker has another one (the strata of
+Gemulla et al. 2011, "Large-scale matrix factorization with distributed stochastic gradient
+descent"). Dynamic: parameters are drawn by how far they moved lately, and of those drawn, the ones
+that depend too much on one drawn before them wait (Lee et al. 2014, STRADS).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+CROWDED = 0.5
+
+
+def rotate(worker: int, round: int, num_blocks: int) -> int:
+    """The block of a worker in a round. In `num_blocks` rounds every worker meets every block."""
+    return (worker + round) % num_blocks
+
+
+def block_of(indices: Ints, num_blocks: int) -> Ints:
+    """The block that each index belongs to: dealt like cards, for neighbours are often alike."""
+    return indices % num_blocks
+
+
+def rows_of_block(block: int, num_blocks: int, num_rows: int) -> Ints:
+    return np.arange(block, num_rows, num_blocks, dtype=np.int64)
+
+
+def place_in_block(indices: Ints, num_blocks: int) -> Ints:
+    """Where in `rows_of_block` of its own block each index stands."""
+    return indices // num_blocks
+
+
+def draw(priorities: Floats, count: int, dice: np.random.Generator) -> Ints:
+    """`count` different indices, likelier the higher their priority, the first drawn first.
+
+    The largest of log(priority) plus Gumbel noise are a draw without replacement (Efraimidis and
+    Spirakis 2006).
+    """
+    keys = np.log(priorities) + dice.gumbel(size=len(priorities))
+    count = min(count, len(keys))
+    drawn = np.argpartition(-keys, count - 1)[:count]
+    return drawn[np.argsort(-keys[drawn])]
+
+
+def independent(gram: Floats, threshold: float, most: int) -> Ints:
+    """Of columns with these products, up to `most` that may be changed at the same time.
+
+    Greedy, in order: a column waits if it correlates at `threshold` or more with one chosen before
+    it. It also waits where the correlations of any chosen column would add up to `CROWDED`: below
+    that the products are less than one and a half times their diagonal, so that changing all
+    columns at once makes the objective better by at least half of what each promised alone.
+    """
+    norms = np.sqrt(np.diag(gram))
+    norms[norms == 0] = 1.0  # a column of zeros depends on nothing
+    correlation = np.abs(gram) / np.outer(norms, norms)
+    chosen: list[int] = []
+    sums = np.zeros(len(gram))  # of each column's correlations with those chosen
+    for candidate in range(len(gram)):
+        if len(chosen) == most:
+            break
+        with_chosen = correlation[candidate, chosen]
+        if (with_chosen >= threshold).any() or sums[candidate] >= CROWDED:
+            continue
+        if (sums[chosen] + with_chosen >= CROWDED).any():
+            continue
+        chosen.append(candidate)
+        sums += correlation[:, candidate]
+        sums[candidate] -= correlation[candidate, candidate]
+    return np.asarray(chosen, dtype=np.int64)
+
+
+def disjoint_batches(*columns: Ints) -> list[Ints]:
+    """All entries, cut into batches in which no value of any column comes twice.
+
+    What a batch's entries change is then theirs alone, so that taking a batch at once equals taking
+    its entries one after the other, in any order. Each entry goes into the first batch that has
+    none of its values (a greedy edge colouring): with two columns there are fewer than twice as
+    many batches as the most frequent value has entries, mostly hardly more than that.
+    """
+    # A bit for each batch that has the value already: Python's whole numbers are long enough.
+    seen = [[0] * (int(column.max(initial=-1)) + 1) for column in columns]
+    batch_of = np.empty(len(columns[0]), dtype=np.int64)
+    for entry, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        taken = 0
+        for masks, value in zip(seen, values, strict=True):
+            taken |= masks[value]
+        free = ~taken & (taken + 1)
+        for masks, value in zip(seen, values, strict=True):
+            masks[value] |= free
+        batch_of[entry] = free.bit_length() - 1
+    order = np.argsort(batch_of, kind="stable")
+    borders = np.cumsum(np.bincount(batch_of))[:-1]
+    return np.split(order, borders) if len(order) else []

@@ -1,0 +1,1 @@
+"""The parameter server: keys and shards, the wire, consistency, replication, and the client."""

@@ -1,0 +1,93 @@
+"""Something under way on another thread, and how its caller waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sparkdml.errors import CommunicationError
+from sparkdml.server.stats import ClientStats
+
+Result = TypeVar("Result")
+
+
+class PartsTicket(Generic[Result]):
+    """Done when all its parts are. `finish` makes the result, on the waiting thread."""
+
+    def __init__(
+        self, num_parts: int, finish: Callable[[], Result], stats: ClientStats | None = None
+    ) -> None:
+        self._open = num_parts
+        self._finish = finish
+        self._stats = stats
+        self._lock = threading.Lock()
+        self._event = threading.Event()
+        self._error: Exception | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        if not num_parts:
+            self._event.set()
+
+    def part_done(self) -> None:
+        with self._lock:
+            self._open -= 1
+            over = self._open == 0
+        if over:
+            self._end()
+
+    def failed(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for call in callbacks:
+            call()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(call)
+                return
+        call()
+
+    @property
+    def done(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> Result:
+        start = time.monotonic()
+        if not self._event.wait(timeout_seconds):
+            raise CommunicationError(f"not done within {timeout_seconds:g} s (timeout_seconds)")
+        if self._stats is not None:
+            self._stats.wait_seconds += time.monotonic() - start
+        if self._error is not None:
+            # A new one each time: an exception that is raised twice gathers tracebacks.
+            raise CommunicationError(str(self._error)) from self._error
+        return self._finish()
+
+
+class Outstanding:
+    """Counts tickets that are not done yet, and lets a thread wait for none."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def add(self, ticket: PartsTicket[None]) -> None:
+        with self._changed:
+            self._count += 1
+        ticket.when_done(self._remove)
+
+    def _remove(self) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """The courier ends every ticket in some way, so this ends too."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count == 0)

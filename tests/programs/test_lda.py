@@ -1,0 +1,141 @@
+"""LDA over word blocks, beside scikit-learn's."""
+
+import numpy as np
+import pytest
+from sklearn.decomposition import LatentDirichletAllocation
+
+from sparkdml.errors import DataError, ParameterError
+from sparkdml.programs.lda import fit_lda, sample_batch, topic_words
+from sparkdml.programs.perplexity import completion_perplexity, fit_mixtures, split_documents
+from sparkdml.testing.stores import run_workers
+
+TOPICS, WORDS = 6, 120
+
+
+def make_corpus(num_documents, seed=0, length=40):
+    """Documents of hidden topics: (document, word) of each word, and the topics."""
+    dice = np.random.default_rng(7)
+    topics = dice.dirichlet(np.full(WORDS, 0.05), TOPICS)
+    dice = np.random.default_rng(seed)
+    mixtures = dice.dirichlet(np.full(TOPICS, 0.2), num_documents)
+    words = [dice.choice(WORDS, length, p=mixture @ topics) for mixture in mixtures]
+    return np.repeat(np.arange(num_documents), length), np.concatenate(words), topics
+
+
+def fit(num_workers, document, word, **options):
+    def work(comm, store):
+        own = document % num_workers == comm.rank
+        found = fit_lda(
+            store,
+            comm,
+            document[own] // num_workers,
+            word[own],
+            WORDS,
+            TOPICS,
+            beta=0.05,
+            **options,
+        )
+        most_held = found.words.most_rows_held
+        comm.barrier()
+        return found.topic_words(), most_held, found.documents, found.words.get(np.arange(WORDS))
+
+    return run_workers(num_workers, work)
+
+
+def test_its_topics_foretell_as_well_as_scikit_learns():
+    document, word, true = make_corpus(120)
+    shown, hidden = split_documents(*make_corpus(60, seed=1)[:2])
+    ours = fit(3, document, word, sweeps=25, alpha=0.2)[0][0]
+    counts = np.zeros((120, WORDS))
+    np.add.at(counts, (document, word), 1)
+    reference = LatentDirichletAllocation(
+        TOPICS, doc_topic_prior=0.2, topic_word_prior=0.05, max_iter=15, random_state=0
+    ).fit(counts)
+    theirs = reference.components_ / reference.components_.sum(axis=1, keepdims=True)
+    found, expected, best = (
+        completion_perplexity(topics, shown, hidden, alpha=0.2) for topics in (ours, theirs, true)
+    )
+    assert found < 1.05 * expected
+    assert best < found < 0.6 * WORDS
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_every_word_is_counted_once_and_no_worker_holds_all_words(num_workers):
+    document, word, _ = make_corpus(20)
+    for _, most_held, _, counts in (results := fit(num_workers, document, word, sweeps=2)):
+        assert most_held == WORDS // num_workers
+        np.testing.assert_array_equal(counts.sum(axis=1), np.bincount(word, minlength=WORDS))
+        assert (counts >= 0).all()
+    by_topic = sum(documents.sum(axis=0) for _, _, documents, _ in results)
+    np.testing.assert_array_equal(by_topic, results[0][3].sum(axis=0))
+    assert all((documents.sum(axis=1) == 40).all() for _, _, documents, _ in results)
+
+
+def test_a_worker_without_documents_takes_its_turns():
+    document, word, _ = make_corpus(1)
+    results = fit(2, document, word, sweeps=1)
+    assert results[1][2].shape == (0, TOPICS)
+    assert results[0][3].sum() == 40
+
+
+def test_a_draw_follows_the_conditional_distribution():
+    """One word of a document of its own: the textbook's formula, against many draws."""
+    alpha, beta = 0.3, 0.1
+    document, words = np.array([2.0, 1.0, 0.0]), np.array([[1.0, 4.0, 0.0], [3.0, 0.0, 2.0]])
+    topics = words.sum(axis=0)
+    dice, drawn = np.random.default_rng(0), np.zeros(3)
+    expected = np.array([1 + alpha, 1 + alpha, alpha])  # without the word itself, of topic 0
+    expected *= np.array([0 + beta, 4 + beta, beta]) / (topics - [1, 0, 0] + 2 * beta)
+    size = 6_000
+    documents = np.tile(document, (size, 1)).astype(np.float32)
+    at = np.zeros(size, dtype=np.int64)
+    big = words.astype(np.float32)
+    new = sample_batch(
+        documents, big, topics.astype("f4"), np.arange(size), at, at, alpha, beta, 2, dice
+    )
+    drawn = np.bincount(new, minlength=3) / size
+    np.testing.assert_allclose(drawn, expected / expected.sum(), atol=0.03)
+    assert (documents.sum(axis=1) == 3).all()
+    assert big.sum() == words.sum()
+
+
+def test_mixtures_of_clear_topics_are_found():
+    topics = np.array([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]) + 1e-9
+    shown = np.array([0, 0, 0, 0, 2]), np.array([0, 1, 0, 2, 3])
+    mixtures = fit_mixtures(topics, shown, alpha=1e-6, iterations=20)
+    np.testing.assert_allclose(mixtures, [[0.75, 0.25], [0.5, 0.5], [0, 1]], atol=1e-4)
+
+
+def test_halves_of_documents():
+    document, word = np.array([1, 0, 1, 1, 0]), np.array([10, 11, 12, 13, 14])
+    shown, hidden = split_documents(document, word)
+    assert [shown[1].tolist(), hidden[1].tolist()] == [[11, 10, 13], [14, 12]]
+    assert [shown[0].tolist(), hidden[0].tolist()] == [[0, 1, 1], [0, 1]]
+
+
+def test_the_perplexity_of_knowing_nothing_is_the_vocabulary():
+    shown = hidden = np.array([0, 0, 1]), np.array([3, 1, 2])
+    assert completion_perplexity(np.full((2, 8), 1 / 8), shown, hidden) == pytest.approx(8)
+
+
+def test_topics_are_distributions():
+    found = topic_words(np.array([[3.0, 0.0], [1.0, 0.0]]), beta=1.0)
+    np.testing.assert_allclose(found, [[4 / 6, 2 / 6], [0.5, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [({"sweeps": 0}, "sweeps"), ({"alpha": 0}, "alpha"), ({"beta": 0}, "beta")]
+)
+def test_bad_arguments(options, word):
+    def work(comm, store):
+        nothing = np.empty(0, dtype=np.int64)
+        fit_lda(store, comm, nothing, nothing, 5, 2, **options)
+
+    with pytest.raises(ParameterError, match=word):
+        run_workers(1, work)
+
+
+def test_words_outside_the_vocabulary():
+    at = np.zeros(1, dtype=np.int64)
+    with pytest.raises(DataError, match="words must be from 0 to 4"):
+        run_workers(1, lambda comm, store: fit_lda(store, comm, at, at + 5, 5, 2))

@@ -1,0 +1,283 @@
+"""Second-order methods on the full data: they find scipy's minimum, however the rows are spread."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sparkdml.errors import DataError, ParameterError
+from sparkdml.strategies.lbfgs import LBFGS
+from sparkdml.strategies.two_loop import combined, direction_coefficients
+from sparkdml.testing.digits import cut, digits, digits_plan, loss_of, make_normed_reader
+from sparkdml.testing.faults import Injected
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
+from sparkdml.testing.strategy_contract import (
+    BATCH,
+    Case,
+    FailsAt,
+    StrategyContract,
+    assert_alike,
+)
+from sparkdml.testing.threads import train_on_threads
+from sparkdml.training.callbacks import GradientMonitor, LearningRateSchedule
+from sparkdml.training.job import TrainingJob
+from sparkdml.training.optimizers import NoOptimizer
+from sparkdml.training.task import TaskPlan
+from sparkdml.training.training import Schedule
+
+METHODS = [LBFGS]
+
+
+def make_plan(**changes):
+    fields = {
+        "model": lambda: nn.Linear(30, 1).double(),
+        "loss": nn.BCEWithLogitsLoss(),
+        "optimizer": NoOptimizer,
+        "features": ("x",),
+        "label": "y",
+        "metrics": {},
+        "batch_size": 64,
+    }
+    return TaskPlan(**{**fields, **changes})
+
+
+@lru_cache(maxsize=1)
+def tumours():
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    x = (x - x.mean(0)) / x.std(0)
+    return {"x": torch.tensor(x), "y": torch.tensor(y, dtype=torch.float64)}
+
+
+def minimise(value_and_gradient, count):
+    from scipy.optimize import minimize
+
+    options = {"gtol": 1e-12, "ftol": 1e-16, "maxiter": 5_000}
+    found = minimize(
+        value_and_gradient, np.zeros(count), jac=True, method="L-BFGS-B", options=options
+    )
+    return found.x
+
+
+def weights(module):
+    """A linear module's, in scipy's order."""
+    return torch.cat([module.weight.detach().reshape(-1), module.bias.detach()]).double().numpy()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sizes", [[569], [300, 0, 200, 69]])
+def test_logistic_regression_equals_scipys(method, sizes):
+    rows, l2 = tumours(), 0.01
+    x, y = rows["x"].numpy(), rows["y"].numpy()
+
+    def pooled(w):
+        z = x @ w[:-1] + w[-1]
+        residual = 1 / (1 + np.exp(-z)) - y
+        value = np.mean(np.logaddexp(0, z) - y * z) + 0.5 * l2 * w @ w
+        return value, np.append(x.T @ residual / len(y), residual.mean()) + l2 * w
+
+    expected = minimise(pooled, 31)
+    trainings = train_on_threads(
+        partial(method, l2=l2, tolerance=1e-9), make_plan(), Schedule(80, 64), cut(rows, sizes)
+    )
+    for training in trainings:
+        np.testing.assert_allclose(weights(training.task.module), expected, atol=1e-6)
+    assert_alike(trainings[1:], trainings[0].task.module, rtol=0, atol=0)
+    first = trainings[0]
+    assert "tolerance=1e-09" in first.stopped
+    assert first.history[-1]["gradient_norm"] <= 1e-9
+    assert sum(row["passes"] for row in first.history) < 60
+    assert all(training.history[-1]["loss"] == first.history[-1]["loss"] for training in trainings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ridge_regression_equals_the_normal_equations(method):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(90, 5, generator=generator, dtype=torch.float64)
+    rows = {"x": x, "y": x @ torch.arange(5.0, dtype=torch.float64) + 2.0}
+    l2 = 0.3
+    with_one = np.column_stack([x.numpy(), np.ones(90)])
+    # The mean of (Xw - y)^2 plus l2/2 |w|^2: its gradient is 2 X'(Xw - y) / n + l2 w.
+    normal = 2 * with_one.T @ with_one / 90 + l2 * np.eye(6)
+    expected = np.linalg.solve(normal, 2 * with_one.T @ rows["y"].numpy() / 90)
+    plan = make_plan(model=lambda: nn.Linear(5, 1).double(), loss=nn.MSELoss())
+    trainings = train_on_threads(
+        partial(method, l2=l2, tolerance=1e-10), plan, Schedule(40, 64), cut(rows, [70, 20])
+    )
+    np.testing.assert_allclose(weights(trainings[1].task.module), expected, atol=1e-8)
+
+
+def test_single_precision_ends_by_itself():
+    rows = {name: value.float() for name, value in tumours().items()}
+    plan = make_plan(model=lambda: nn.Linear(30, 1))
+    make = partial(LBFGS, l2=0.01, tolerance=0.0)
+    first = train_on_threads(make, plan, Schedule(200, 64), cut(rows, [400, 169]))[0]
+    assert len(first.history) < 200
+    assert "in float32's precision" in first.stopped
+    assert first.history[-1]["gradient_norm"] < 1e-5
+
+
+def test_losses_of_sums_and_class_weights_and_row_weights_are_exact_over_ranks():
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64))
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(120, 4, generator=generator, dtype=torch.float64)
+    rows = {
+        "x": x,
+        "y": (x[:, 0] > 0).long() + (x[:, 1] > 0).long(),
+        "w": torch.rand(120, generator=generator, dtype=torch.float64),
+    }
+    plan = make_plan(model=lambda: nn.Linear(4, 3).double(), loss=loss, weight="w")
+    make = partial(LBFGS, l2=0.1, tolerance=1e-10)
+    alone = train_on_threads(make, plan, Schedule(50, 64), [rows])[0]
+    spread = train_on_threads(make, plan, Schedule(50, 7), cut(rows, [80, 3, 37]))
+    assert_alike(spread, alone.task.module, rtol=0, atol=1e-8)
+
+
+def test_dropout_is_the_same_in_every_pass():
+    def make():
+        return nn.Sequential(nn.Dropout(0.3), nn.Linear(30, 1).double())
+
+    make_strategy = partial(LBFGS, l2=0.01, tolerance=1e-7)
+    first = train_on_threads(make_strategy, make_plan(model=make), Schedule(80, 64), [tumours()])[0]
+    assert "tolerance" in first.stopped
+
+
+def test_rows_without_weight_are_refused():
+    rows = {**tumours(), "w": torch.zeros(569, dtype=torch.float64)}
+    with pytest.raises(DataError, match="no row has a weight"):
+        train_on_threads(LBFGS, make_plan(weight="w"), Schedule(1, 64), cut(rows, [500, 69]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(num_pairs=st.integers(0, 6), size=st.integers(2, 9), seed=st.integers(0, 1000))
+def test_coefficients_equal_the_recursion_on_vectors(num_pairs, size, seed):
+    generator = np.random.default_rng(seed)
+    root = generator.normal(size=(size, size))
+    steps = generator.normal(size=(num_pairs, size))
+    changes = steps @ (root @ root.T + np.eye(size))
+    gradient = generator.normal(size=size)
+    expected, shares = -gradient, []
+    for s, y in reversed(list(zip(steps, changes, strict=True))):
+        shares.append(s @ expected / (s @ y))
+        expected = expected - shares[-1] * y
+    if num_pairs:
+        expected = expected * (steps[-1] @ changes[-1]) / (changes[-1] @ changes[-1])
+    for s, y, share in zip(steps, changes, reversed(shares), strict=True):
+        expected = expected + s * (share - y @ expected / (s @ y))
+    vectors = np.concatenate([steps, changes, gradient[None]])
+    products = (vectors @ vectors.T).tolist()
+    coefficients = direction_coefficients(products)
+    np.testing.assert_allclose(coefficients @ vectors, expected, rtol=1e-6, atol=1e-8)
+    slope = combined(coefficients, products, 2 * num_pairs)
+    assert slope == pytest.approx(expected @ gradient, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "schedule", "callbacks", "words"),
+    [
+        ({"clip_norm": 1.0}, {}, (), "clipNorm"),
+        ({"parameter_groups": lambda module: []}, {}, (), "parameterGroups"),
+        ({"precision": "fp16"}, {}, (), "precision"),
+        ({}, {"accumulate": 2}, (), "gradientAccumulation"),
+        (
+            {},
+            {},
+            (LearningRateSchedule(partial(torch.optim.lr_scheduler.StepLR, step_size=1)),),
+            "no learning rate",
+        ),
+        ({}, {}, (GradientMonitor(),), "on_gradient"),
+    ],
+)
+def test_what_it_would_ignore_is_refused(changes, schedule, callbacks, words):
+    strategy = LBFGS()
+    job = TrainingJob(
+        make_plan(**changes), replace(Schedule(1, 8), **schedule), strategy, callbacks
+    )
+    with pytest.raises(ParameterError, match=words):
+        strategy.check(job)
+
+
+class TestContract(StrategyContract):
+    """As all strategies; but its steps are whole passes, and no setting of it is plain SGD."""
+
+    cases = {
+        "LBFGS": Case(
+            LBFGS,
+            epochs=20,
+            bad=[
+                (partial(LBFGS, history=0), "history"),
+                (partial(LBFGS, tolerance=-1.0), "tolerance"),
+                (partial(LBFGS, tolerance=math.nan), "tolerance"),
+                (partial(LBFGS, l2=-0.1), "l2"),
+                (partial(LBFGS, max_trials=0), "max_trials"),
+                (partial(LBFGS, backend="pigeons"), "backend"),
+            ],
+        ),
+    }
+
+    def test_the_degenerate_setting_is_plain_sgd(self, case):
+        """In its place: several ranks take the steps of one that has all rows."""
+        rows = digits(128)
+        plan = digits_plan(model=make_double_reader)
+        rows["x"] = rows["x"].double()
+        alone = case.train(case.make, plan, Schedule(6, BATCH), [rows])
+        spread = case.train(case.make, plan, Schedule(6, BATCH), cut(rows, [70, 3, 0, 55]))
+        assert_alike(spread, alone[0].task.module, rtol=1e-6, atol=1e-9)
+
+    def test_losses_and_metrics_are_means_over_rows(self, case):
+        """The row tells of the point that the iteration has reached."""
+        rows = digits(60)
+        first = case.train(case.make, digits_plan(), Schedule(3, BATCH), cut(rows, [44, 16]))[0]
+        right = first.task.module(rows["x"]).argmax(1) == rows["y"]
+        assert first.history[-1]["loss"] == pytest.approx(
+            loss_of(first.task.module, rows), rel=1e-5
+        )
+        assert first.history[-1]["accuracy"] == pytest.approx(right.float().mean().item())
+        losses = [row["loss"] for row in first.history]
+        assert losses == sorted(losses, reverse=True)
+
+    @pytest.mark.parametrize("num_workers", [1, 3])
+    def test_a_resumed_run_is_the_uninterrupted_one(self, case, num_workers):
+        parts = cut(digits(220), [70 + 4 * rank for rank in range(num_workers)])
+        plan = digits_plan(model=make_normed_reader)
+
+        def train(checkpoints, fails_at=0):
+            callbacks = [FailsAt(num_workers - 1, fails_at)]
+            return case.train(
+                case.make,
+                plan,
+                Schedule(7, BATCH),
+                parts,
+                callbacks=callbacks,
+                checkpoints=checkpoints,
+            )
+
+        expected = train(MemoryCheckpoints(every=2))
+        for fails_at in (1, 4, 5):
+            kept = MemoryCheckpoints(every=2)
+            with pytest.raises(Injected):
+                train(kept, fails_at)
+            for ours, theirs in zip(train(kept), expected, strict=True):
+                assert ours.step == theirs.step == 7
+                assert told(ours) == told(theirs)
+                assert_alike([ours], theirs.task.module, rtol=0, atol=0)
+
+
+def told(training):
+    return [
+        {name: value for name, value in row.items() if "second" not in name}
+        for row in training.history
+    ]
+
+
+def make_double_reader():
+    return nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)).double()
