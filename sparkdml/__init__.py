@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.keep import Keep as Keep
     from sparkdml.classification import TorchClassificationModel as TorchClassificationModel
     from sparkdml.classification import TorchClassifier as TorchClassifier
+    from sparkdml.comparison.advise import advise as advise
+    from sparkdml.comparison.compare import compare as compare
+    from sparkdml.compression.half import BF16 as BF16
+    from sparkdml.compression.half import FP16 as FP16
+    from sparkdml.compression.one_bit import OneBit as OneBit
+    from sparkdml.compression.power_sgd import PowerSGD as PowerSGD
+    from sparkdml.compression.top_k import TopK as TopK
     from sparkdml.errors import CheckpointError as CheckpointError
     from sparkdml.errors import DataError as DataError
     from sparkdml.errors import DryRunError as DryRunError
@@ -49,8 +56,10 @@ if TYPE_CHECKING:
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
     from sparkdml.session import session_builder as session_builder
+    from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
+    from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.easgd import EASGD as EASGD
@@ -71,8 +80,11 @@ __version__ = "0.1.0"
 
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
+    "ADPSGD": "sparkdml.strategies.ad_psgd",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
+    "BF16": "sparkdml.compression.half",
+    "BackupWorkers": "sparkdml.strategies.backup_workers",
     "ArrayTable": "sparkdml.kvstore.array",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
@@ -87,6 +99,7 @@ _HOMES = {
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
+    "FP16": "sparkdml.compression.half",
     "Gossip": "sparkdml.strategies.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
@@ -100,8 +113,10 @@ _HOMES = {
     "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
+    "OneBit": "sparkdml.compression.one_bit",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
+    "PowerSGD": "sparkdml.compression.power_sgd",
     "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SetupError": "sparkdml.errors",
@@ -112,6 +127,7 @@ _HOMES = {
     "Strategy": "sparkdml.strategies.base",
     "TensorBoard": "sparkdml.observe.trackers",
     "TimeLimit": "sparkdml.training.callbacks",
+    "TopK": "sparkdml.compression.top_k",
     "TorchClassificationModel": "sparkdml.classification",
     "TorchClassifier": "sparkdml.classification",
     "TorchEstimator": "sparkdml.estimator",
@@ -121,7 +137,9 @@ _HOMES = {
     "WithStore": "sparkdml.kvstore.serving",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
+    "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
+    "compare": "sparkdml.comparison.compare",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
     "run_program": "sparkdml.programs.base",

@@ -131,6 +131,10 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
+        return self.fit_watched(dataset)
+
+    def fit_watched(self, dataset: DataFrame, *others: Observer) -> TorchModel:
+        """As `fit`, with more observers: they see the events of docs/reference-events.md."""
         called = time.time()
         fit = self._prepare(dataset)
         if self.value("dryRun"):
@@ -142,7 +146,8 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             slow = [asdict(straggler) for straggler in stragglers.report()]
             return {**last_words, "stragglers": slow}
 
-        with watched(fit.start(), [stragglers, *self._observers(fit.spark)], end) as tell:
+        observers = [stragglers, *self._observers(fit.spark), *others]
+        with watched(fit.start(), observers, end) as tell:
             fitted = fit.train(self.value("checkpoint"), tell)
             last_words["stopped"] = fitted.result.stopped
         first = fitted.result.first_step_time

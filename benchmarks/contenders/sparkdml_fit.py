@@ -23,6 +23,7 @@ from benchmarks.workloads import (
     make_model,
 )
 from sparkdml.comm.base import Communicator
+from sparkdml.strategies.allreduce import AllReduce
 
 SHUFFLE = (
     "the first epoch in the order of the rows' hashes, by which Spark cuts and sorts them, "
@@ -34,10 +35,13 @@ class SparkdmlFit(Contender):
     ours = True
     shuffle = SHUFFLE
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, topology: str | None = None) -> None:
+        """By the strategy's own default where no topology is given."""
         self.backend = backend
-        self.name = f"sparkdml-{backend}"
-        self.title = f"sparkdml, {backend} backend"
+        self.name = "-".join(("sparkdml", backend, *([topology] if topology else ())))
+        self.title = f"sparkdml, {backend} backend{f', {topology}' if topology else ''}"
+        chosen = {} if topology is None else {"topology": topology}
+        self._strategy = partial(AllReduce, backend=backend, **chosen)
 
     def missing(self) -> str | None:
         from sparkdml.comm.backends import horovod_available
@@ -71,7 +75,7 @@ class SparkdmlFit(Contender):
                 epochs=workload.epochs,
                 numWorkers=WORKERS,
                 seed=SEED,
-                strategy=dml.AllReduce(backend=self.backend),
+                strategy=self._strategy(),
             ).fit(dataframe)
             whole_call = time.monotonic() - start
         epochs, first_step = list(fitted.history), fitted.history.first_step_seconds

@@ -93,6 +93,10 @@ class Communicator(ABC):
         """Add to these sums from now on."""
         self.traffic = traffic
 
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether it would be reduced in its own type, not in a wider one."""
+        return True
+
     @abstractmethod
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...
 

@@ -75,17 +75,20 @@ class ComposedCommunicator(Communicator):
     def _open_split(self, ranks: Sequence[int], color: int) -> Communicator:
         """A communicator of these ranks of this one, in this order; every rank calls it."""
 
+    def carries(self, tensor: Tensor) -> bool:
+        return tensor.dtype in self.native_dtypes
+
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
         arguments.check_reduction(tensor, op)
         if tensor.numel() == 0:
             return Done()
-        self.traffic.allreduced(tensor.nbytes, self.size)
         target = tensor.detach() if tensor.requires_grad else tensor
         if target.dtype in self.native_dtypes:
             buffer = target.contiguous()
         else:
             wider = torch.float32 if target.is_floating_point() else torch.int32
             buffer = target.to(wider).contiguous()
+        self.traffic.allreduced(buffer.nbytes, self.size)
         if op != "mean":
             work = self._start_allreduce(buffer, op)
             return work if buffer is target else _Reduction(work, buffer, target, 1)

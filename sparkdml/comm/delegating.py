@@ -7,17 +7,31 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
+from sparkdml.comm.traffic import Traffic
+
+NATIVE = "native"
 
 
 class DelegatingCommunicator(Communicator):
     """The same as `base`, which is borrowed: closing this one does not close it."""
 
+    topology = NATIVE  # how it reduces, for those who watch
+
     def __init__(self, base: Communicator) -> None:
         self.base = base
         self.rank, self.size = base.rank, base.size
+        self.traffic = base.traffic
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it does nothing but pass on."""
+        return self.topology == NATIVE
 
     def before(self) -> None:
         """Called before anything is passed on."""
+
+    def carries(self, tensor: Tensor) -> bool:
+        return self.base.carries(tensor)
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
         self.before()
@@ -62,6 +76,10 @@ class DelegatingCommunicator(Communicator):
     @property
     def point_to_point(self) -> PointToPoint | None:
         return self.base.point_to_point
+
+    def count_into(self, traffic: Traffic) -> None:
+        self.base.count_into(traffic)
+        self.traffic = traffic
 
     def check(self) -> None:
         self.base.check()

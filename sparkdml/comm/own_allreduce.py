@@ -35,6 +35,9 @@ class OwnAllreduce(DelegatingCommunicator):
     def _reduce_flat_(self, flat: Tensor, op: ReduceOp) -> None:
         """In place; flat, contiguous, not empty, and op is not mean."""
 
+    def carries(self, tensor: Tensor) -> bool:
+        return self.takes(tensor) or super().carries(tensor)
+
     def before(self) -> None:
         self._check_open()
         self._order.finish()

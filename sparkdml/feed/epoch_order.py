@@ -38,6 +38,10 @@ class EpochOrder:
         self._row_bytes = spool.row_bytes
         self._counts = self._row_counts if draws is None else draws.counts(epoch)
 
+    @property
+    def num_rows(self) -> int:
+        return int(self._counts.sum())
+
     def stretches(self, position: Ints | None) -> Iterator[Ints]:
         """Row numbers, stretch after stretch, of what lies behind the position."""
         if not self._shuffled:

@@ -145,6 +145,12 @@ class Feed:
         self.ingest()
         return self._training.num_rows
 
+    def num_rows_in(self, epoch: int, batch_size: int) -> int:
+        """How many rows this worker has in an epoch, in batches that are not dropped."""
+        self.ingest()
+        count = self._order(epoch, shuffle=True).num_rows
+        return count - count % batch_size if self.plan.drop_last else count
+
     @property
     def num_validation_rows(self) -> int:
         self.ingest()

@@ -46,11 +46,14 @@ class LeaseTable:
     _used: dict[int, int] = field(default_factory=dict)
     _free: dict[int, list[Stretch]] = field(default_factory=dict)
     _leases: dict[int, Lease] = field(default_factory=dict)
+    _away: set[int] = field(default_factory=set)
     _last_number: int = 0
 
     def begin(self, owner: int, num_rows: int) -> None:
-        """The owner's rows are there to be read. A second time, as after a restart: no news."""
+        """The owner's rows are there to be read; once more, if it had left and is back."""
+        self._away.discard(owner)
         if owner in self._rows:
+            assert self._rows[owner] == num_rows, "an owner comes back with the rows that it had"
             return
         self._rows[owner], self._used[owner] = num_rows, 0
         self._free[owner] = [(0, num_rows)] if num_rows else []
@@ -60,7 +63,11 @@ class LeaseTable:
     ) -> Lease | None:
         """The next piece for a worker; None if none is free, or `until` rows have been granted."""
         self.expire(now)
-        free = {owner: sum(b - a for a, b in s) for owner, s in self._free.items() if s}
+        free = {
+            owner: sum(stop - start for start, stop in stretches)
+            for owner, stretches in self._free.items()
+            if stretches and owner not in self._away
+        }
         left = min(sum(free.values()), until - self.num_granted)
         if left <= 0:
             return None
@@ -98,9 +105,16 @@ class LeaseTable:
             self._give_back(lease)
 
     def died(self, worker: int) -> None:
-        """A worker's leases are free again."""
+        """A worker's leases are free again; its own rows, once it is back."""
+        if worker in self._rows:
+            self._away.add(worker)
         for lease in [one for one in self._leases.values() if one.holder == worker]:
             self._give_back(lease)
+
+    def give_back(self, number: int) -> None:
+        """The holder can't use what is left of its lease."""
+        if number in self._leases:
+            self._give_back(self._leases[number])
 
     def _give_back(self, lease: Lease) -> None:
         del self._leases[lease.number]

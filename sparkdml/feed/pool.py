@@ -8,7 +8,7 @@ from sparkdml.feed.agreement import Worker, exchange
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.order import Ints
-from sparkdml.feed.position import nothing_read
+from sparkdml.feed.position import packed, unpacked
 from sparkdml.feed.shared_rows import SharedRows
 from sparkdml.feed.shares import Piece
 
@@ -40,13 +40,5 @@ class Pool:
 
 def exchange_positions(position: Ints | None, worker: Worker) -> list[Ints | None]:
     """Every rank's own position; None where an epoch begins at its start."""
-    told = None if position is None else {int(i): int(position[i]) for i in position.nonzero()[0]}
-    positions: list[Ints | None] = []
-    for one in exchange(told, worker):
-        read = None
-        if one is not None:
-            read = nothing_read()
-            for shard, count in one.items():
-                read[int(shard)] = count
-        positions.append(read)
-    return positions
+    told = exchange(None if position is None else packed(position), worker)
+    return [None if one is None else unpacked(one) for one in told]

@@ -20,6 +20,18 @@ def nothing_read() -> Ints:
     return np.zeros(NUM_SHARDS, dtype=np.int64)
 
 
+def packed(position: Ints) -> dict[str, int]:
+    """As plain JSON: what has been read of which shard."""
+    return {str(shard): int(position[shard]) for shard in position.nonzero()[0]}
+
+
+def unpacked(counts: dict[str, int]) -> Ints:
+    position = nothing_read()
+    for shard, count in counts.items():
+        position[int(shard)] = int(count)
+    return position
+
+
 def occurrences(values: Ints) -> Ints:
     """How many equal values come before each."""
     order = np.argsort(values, kind="stable")

@@ -39,6 +39,10 @@ _COUNT = struct.Struct("!I")
 _ROW = np.dtype("<i8")
 
 
+class OwnerGone(CommunicationError):
+    """A worker whose rows were wanted does not answer any more."""
+
+
 class RowServer:
     """Serves one worker's rows to those that know the key, until it is closed."""
 
@@ -162,8 +166,8 @@ class RemoteRows:
     def close(self) -> None:
         self._connection.close()
 
-    def _gone(self, error: Exception) -> CommunicationError:
-        return CommunicationError(f"the rows of {self._owner} can't be read: {error}")
+    def _gone(self, error: Exception) -> OwnerGone:
+        return OwnerGone(f"the rows of {self._owner} can't be read: {error}")
 
 
 def _prove(connection: socket.socket, key: str, own: bytes, other: bytes) -> None:

@@ -6,19 +6,21 @@ epoch, behind its own position if the run was resumed, just as the owner itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sparkdml.comm.traffic import Traffic
-from sparkdml.errors import CommunicationError, ParameterError
+from sparkdml.errors import ParameterError
 from sparkdml.feed.agreement import Worker, exchange
 from sparkdml.feed.cutting import join
 from sparkdml.feed.epoch_order import EpochOrder, PlacedOrder
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays
-from sparkdml.feed.row_wire import RemoteRows, RowServer
+from sparkdml.feed.row_wire import OwnerGone, RemoteRows, RowServer
 from sparkdml.feed.shared_spool import Card, Rows, Shelf, card_of, open_here
 from sparkdml.feed.shares import Piece
+
+Orders = Sequence[PlacedOrder] | Mapping[int, PlacedOrder]
 
 
 class SharedRows:
@@ -68,15 +70,23 @@ class SharedRows:
 
     def take(self, owner: int, rows: Ints) -> Arrays:
         """Some of an owner's rows by their numbers in its spool."""
+        try:
+            return self.reach(owner).take(rows)
+        except OwnerGone:
+            self._forget(owner)
+            raise
+
+    def reach(self, owner: int) -> Rows:
+        """An owner's rows, wherever they are."""
         if owner not in self._rows:
             address = self._addresses.get(owner)
             if address is None:
-                raise CommunicationError(f"the rows of rank {owner} can't be reached from here")
+                raise OwnerGone(f"the rows of rank {owner} can't be reached from here")
             self._rows[owner] = RemoteRows(self._cards[owner], address, self._key)
-        return self._rows[owner].take(rows)
+        return self._rows[owner]
 
-    def take_pieces(self, orders: Sequence[PlacedOrder], pieces: Sequence[Piece]) -> Arrays:
-        """Several pieces as one batch; `orders` has every owner's order."""
+    def take_pieces(self, orders: Orders, pieces: Sequence[Piece]) -> Arrays:
+        """Several pieces as one batch; `orders` has the order of each owner."""
         return join([self.take(o, orders[o].rows(start, stop)) for o, start, stop in pieces])
 
     def close(self) -> None:

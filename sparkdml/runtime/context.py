@@ -21,6 +21,7 @@ from sparkdml.feed.agreement import check_any_full, read_all_first
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.dataset import Dataset
 from sparkdml.feed.feed import Chunk, Feed
+from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
 from sparkdml.feed.pool import Pool, exchange_positions
 from sparkdml.feed.shared_rows import SharedRows, share_among
@@ -86,6 +87,7 @@ class Context:
         self._comm: Communicator | None = None
         self._feed: Feed | None = None
         self._shared: SharedRows | None = None  # everybody's rows, where they move
+        self._leases: LeaseReader | None = None
         self._checkpoint: Checkpointer | None = None
         if plan.checkpoint is not None and plan.checkpoint.resume is not None:
             link.step = plan.checkpoint.resume.step
@@ -165,6 +167,31 @@ class Context:
             share_among(self._shared, self, self._serve_rows)
         positions = exchange_positions(position, self)
         return Pool(self.data, self._shared, epoch, shuffle, positions)
+
+    def leased_batches(
+        self,
+        batch_size: int,
+        epoch: int = 0,
+        shuffle: bool = True,
+        position: Ints | None = None,
+        until: int | None = None,
+    ) -> Iterator[LeasedBatch]:
+        """What this worker is given of all workers' rows: the quicker it comes back, the more.
+
+        Needs a `LeaseDesk` at the driver, and no communicator. Every row comes to one worker, in
+        each epoch. All rows are read from Spark first.
+        """
+        return self.leases.batches(batch_size, epoch, shuffle, position, until)
+
+    @property
+    def leases(self) -> LeaseReader:
+        if self._leases is None:
+            self._shared = SharedRows(self.data, self.rank, self.plan.token)
+            if self.size > 1:
+                self._serve_rows()
+            source = SpoolSource(self.data, self._shared, self.rank)
+            self._leases = LeaseReader(self.ask, source, self.rank)
+        return self._leases
 
     def _serve_rows(self) -> None:
         """Be there for workers on other hosts."""

@@ -54,9 +54,18 @@ class Client(Protocol):
         ...
 
     def init(
-        self, name: str, tensor: Tensor, rows: bool = False, updater: Updater | None = None
+        self,
+        name: str,
+        tensor: Tensor,
+        rows: bool = False,
+        updater: Updater | None = None,
+        exact: bool = False,
     ) -> None:
-        """Make the table, unless it is there already: the first to come wins. Waits."""
+        """Make the table, unless it is there already: the first to come wins. Waits.
+
+        Of an `exact` table every push travels at once and in full precision, whatever filter or
+        consistency model there is.
+        """
         ...
 
     def push(

@@ -8,25 +8,30 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.server.base import Ask, Rows, Ticket
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.courier import Courier, Request
-from sparkdml.server.frames import Entry, Kind, Message, Status, rows_tensor
+from sparkdml.server.cutting import Gathering, add_up_rows, cut_rows, cut_whole, parts_of
+from sparkdml.server.frames import Entry, Kind, Message, Status
 from sparkdml.server.keys import Indexes, Key, Table, as_indexes
-from sparkdml.server.node import CREATE, HALF, RESTORE, SET_UPDATER, WHOLE
+from sparkdml.server.node import CREATE, HALF, PROBE, RESTORE, SET_UPDATER, WHOLE
 from sparkdml.server.optimizers import Add, Updater
+from sparkdml.server.reading import ReadCache
 from sparkdml.server.shard import Shard
+from sparkdml.server.sifting import Sieve, filter_of
+from sparkdml.server.snapshots import join_parts, split_state
 from sparkdml.server.stats import ClientStats
 from sparkdml.server.tickets import Outstanding, PartsTicket
+
+BYTES_AT_ONCE = 32 << 20  # of tables that are made, saved or put back
 
 
 class WorkerClient:
@@ -40,6 +45,12 @@ class WorkerClient:
         self._numbers: defaultdict[Key, int] = defaultdict(int)
         self._tables: dict[str, Table] = {}
         self._updaters: dict[str, Updater] = {}
+        self._exact: set[str] = set()
+        self._reads = ReadCache(config.consistency)
+        chosen = filter_of(config)
+        self._sieve = None if chosen is None else Sieve(chosen)
+        if chosen is not None and chosen(0).needs_values:
+            self._reads.keep_values = True
         self._pushes = Outstanding()
         self._num_barriers = 0
         self._clock = 0
@@ -69,47 +80,80 @@ class WorkerClient:
     # Tables -------------------------------------------------------------------------------------
 
     def init(
-        self, name: str, tensor: Tensor, rows: bool = False, updater: Updater | None = None
+        self,
+        name: str,
+        tensor: Tensor,
+        rows: bool = False,
+        updater: Updater | None = None,
+        exact: bool = False,
     ) -> None:
         table = Table.of(name, tensor, rows, self._config.part_bytes)
         updater = updater or Add()
-        values = table.matrix(tensor.detach().cpu().contiguous())
         text = {"table": table.to_dict(), "updater": updater.to_dict()}
         with self._lock:
             self._tables[name] = table
             self._updaters[name] = updater
-        ticket: PartsTicket[None] = PartsTicket(table.num_parts, lambda: None, self.stats)
+            (self._exact.add if exact else self._exact.discard)(name)
+        missing = self._missing_parts(table)
+        if missing:
+            self._change_all(
+                (Entry(table.number, part, values=values), CREATE, text, ())
+                for part, values in parts_of(table, tensor.detach().cpu(), missing)
+            )
+
+    def _missing_parts(self, table: Table) -> list[int]:
+        """Those that the servers don't have: only these need be sent."""
+        missing: list[int] = []
+        ticket: PartsTicket[None] = PartsTicket(table.num_parts, _nothing, self.stats)
+
+        def done(message: Message, answer: Entry) -> None:
+            if answer.status == Status.UNKNOWN:
+                missing.append(answer.part)
+            ticket.part_done()
+
         self._submit(
             [
-                self._request(
+                Request(
                     Kind.INIT,
-                    Entry(table.number, part, values=_flat(values, *table.range(part))),
-                    ticket,
-                    flags=CREATE,
-                    text=text,
-                    alone=True,
+                    Entry(table.number, part),
+                    done,
+                    ticket.failed,
+                    flags=PROBE,
+                    may_be_unknown=True,
                 )
                 for part in range(table.num_parts)
             ]
         )
         ticket.wait()
+        return sorted(missing)
+
+    def _change_all(
+        self, changes: Iterator[tuple[Entry, int, dict[str, Any], tuple[Entry, ...]]]
+    ) -> None:
+        """A message for each change, a few at a time: the whole need not be in memory twice."""
+        at_once = max(1, BYTES_AT_ONCE // self._config.part_bytes)
+        while batch := list(islice(changes, at_once)):
+            ticket: PartsTicket[None] = PartsTicket(len(batch), _nothing, self.stats)
+            self._submit(
+                [
+                    self._request(
+                        Kind.INIT, entry, ticket, flags=flags, text=text, more=more, alone=True
+                    )
+                    for entry, flags, text, more in batch
+                ]
+            )
+            ticket.wait()
 
     def set_optimizer(self, updater: Updater, names: Sequence[str] | None = None) -> None:
         tables = [self._table(name) for name in (self._tables if names is None else names)]
-        keys = [(table.number, part) for table in tables for part in range(table.num_parts)]
-        ticket: PartsTicket[None] = PartsTicket(len(keys), lambda: None, self.stats)
         text = {"updater": updater.to_dict()}
         for table in tables:
             self._updaters[table.name] = updater
-        self._submit(
-            [
-                self._request(
-                    Kind.INIT, Entry(*key), ticket, flags=SET_UPDATER, text=text, alone=True
-                )
-                for key in keys
-            ]
+        self._change_all(
+            (Entry(table.number, part), SET_UPDATER, text, ())
+            for table in tables
+            for part in range(table.num_parts)
         )
-        ticket.wait()
 
     def _table(self, name: str) -> Table:
         table = self._tables.get(name)
@@ -127,17 +171,12 @@ class WorkerClient:
         if not 0 <= weight < float("inf"):
             raise ParameterError("weight", weight, "a finite number, at least 0")
         value = value.detach().to("cpu", table.dtype)
-        entries = (
-            _cut_whole(table, value)
-            if rows is None
-            else _cut_rows(table, value, as_indexes(rows, table.num_rows), self._needs_all(name))
-        )
-        if self._config.half and table.dtype.is_floating_point:
-            for entry in entries:
-                entry.values = None if entry.values is None else entry.values.half()
-        ticket: PartsTicket[None] = PartsTicket(len(entries), lambda: None, self.stats)
-        self._pushes.add(ticket)
+        indexes = None if rows is None else as_indexes(rows, table.num_rows)
         with self._lock:
+            entries = self._entries(table, value, indexes, weight)
+            self._reads.pushed(table, value, indexes, self._updaters[name])
+            ticket: PartsTicket[None] = PartsTicket(len(entries), _nothing, self.stats)
+            self._pushes.add(ticket)
             for entry in entries:
                 self._numbers[entry.key] += 1
                 entry.number = self._numbers[entry.key]
@@ -148,51 +187,74 @@ class WorkerClient:
             )
         return ticket
 
-    def _needs_all(self, name: str) -> bool:
-        """Whether parts that a push has no rows for must still hear of its weight."""
-        return self._config.consistency.aggregates and not self._updaters[name].additive
+    def _entries(
+        self, table: Table, value: Tensor, indexes: Indexes | None, weight: float
+    ) -> list[Entry]:
+        """What of a push goes to which parts, now."""
+        updater = self._updaters[table.name]
+        # Parts that a push has no rows for must still hear of its weight.
+        all_parts = self._config.consistency.aggregates and not updater.additive
+        exact = table.name in self._exact
+        if self._sieve is not None and not exact:
+            named, matrix = self._sieve.sift(
+                table, value, indexes, updater, weight, self._clock, self._reads.last(table)
+            )
+            entries = cut_rows(table, named, matrix, all_parts)
+        elif indexes is None:
+            entries = cut_whole(table, value)
+        else:
+            entries = cut_rows(table, *add_up_rows(table, value, indexes), all_parts)
+        if self._config.half and table.dtype.is_floating_point and not exact:
+            for entry in entries:
+                entry.values = None if entry.values is None else entry.values.half()
+        return entries
 
     def pull(
         self, name: str, rows: Rows | None = None, out: Tensor | None = None
     ) -> Ticket[Tensor]:
         table = self._table(name)
-        if rows is None:
-            shape = table.shape
-            entries = [Entry(table.number, part) for part in range(table.num_parts)]
-            places: list[Any] = [slice(*table.range(part)) for part in range(table.num_parts)]
-        else:
-            if not table.by_row:
-                raise ParameterError("rows", "given", "None, as the table was made without rows")
-            wanted = as_indexes(rows, table.num_rows)
-            shape = (len(wanted), *table.shape[1:])
-            named, inverse = np.unique(wanted, return_inverse=True)
-            entries, places = [], []
-            order = np.argsort(inverse, kind="stable")
-            counts = np.cumsum(np.bincount(inverse, minlength=len(named)))
-            for part, stretch in table.split_rows(named):
-                start = table.range(part)[0]
-                entries.append(Entry(table.number, part, rows=rows_tensor(named[stretch] - start)))
-                first = counts[stretch.start - 1] if stretch.start else 0
-                where = order[first : counts[stretch.stop - 1]]
-                places.append((where, inverse[where] - stretch.start))
-        if out is None:
-            out = torch.empty(shape, dtype=table.dtype)
-        elif out.shape != shape or out.dtype != table.dtype or not out.is_contiguous():
-            raise ParameterError(
-                "out", f"{tuple(out.shape)} of {out.dtype}", f"contiguous, {shape} of {table.dtype}"
-            )
-        result = out
-        matrix = result.detach().view(-1, table.width)
-        ticket: PartsTicket[Tensor] = PartsTicket(len(entries), lambda: result, self.stats)
-        flags = HALF if self._config.half else 0
-        requests = []
+        indexes = None if rows is None else as_indexes(rows, table.num_rows)
+        gathering = Gathering(table, indexes, out)
         with self._lock:
-            for entry, place in zip(entries, places, strict=True):
-                entry.number = self._numbers[entry.key]  # so that it sees this worker's own pushes
-                request = self._request(Kind.PULL, entry, ticket, clock=self._clock, flags=flags)
-                request.done = _fill(matrix, place, ticket, self.stats, self._clock)
-                requests.append(request)
-            self._courier.submit(requests)
+            if indexes is None and self._reads.reuse(table, self._clock, gathering.out):
+                self.stats.cached_pulls += 1
+                return PartsTicket(0, lambda: gathering.out)
+            return self._read(table, gathering, indexes)
+
+    def _read(
+        self, table: Table, gathering: Gathering, indexes: Indexes | None
+    ) -> PartsTicket[Tensor]:
+        clock = self._clock
+        stamps: list[int] = []  # of the parts, until the caller has waited for them
+
+        def finish() -> Tensor:
+            with self._lock:
+                if stamps:
+                    self._reads.read(table, indexes, gathering.out, min(stamps), ticket)
+                    stamps.clear()  # from now on the tensor is the caller's
+            return gathering.out
+
+        ticket = PartsTicket(len(gathering.entries), finish, self.stats)
+        self._reads.begin(table, ticket)
+
+        def request_of(index: int, entry: Entry) -> Request:
+            def done(message: Message, answer: Entry) -> None:
+                if answer.status != Status.OK or answer.values is None:
+                    ticket.failed(CommunicationError("a server refused to read these rows"))
+                    return
+                self.stats.bytes_pulled += answer.values.nbytes
+                self.stats.pulls += 1
+                self.stats.staleness[max(0, clock - message.clock)] += 1
+                stamps.append(message.clock)
+                gathering.fill(index, answer.values)
+                ticket.part_done()
+
+            entry.number = self._numbers[entry.key]  # so that it sees this worker's own pushes
+            flags = HALF if self._config.half and table.name not in self._exact else 0
+            return Request(Kind.PULL, entry, done, ticket.failed, clock=clock, flags=flags)
+
+        requests = [request_of(index, entry) for index, entry in enumerate(gathering.entries)]
+        self._courier.submit(requests)
         return ticket
 
     def _request(
@@ -216,19 +278,21 @@ class WorkerClient:
         start = time.monotonic()
         self._pushes.wait()
         self.stats.wait_seconds += time.monotonic() - start
-        if self._courier.error is not None:
-            raise CommunicationError(str(self._courier.error)) from self._courier.error
+        self._check()
         self._clock += 1
         self._courier.tell_clock(self._clock)
         return self._clock
+
+    def _check(self) -> None:
+        if self._courier.error is not None:
+            raise CommunicationError(str(self._courier.error)) from self._courier.error
 
     def barrier(self) -> None:
         self._pushes.wait()
         self._num_barriers += 1
         deadline = None
         while True:
-            if self._courier.error is not None:
-                raise CommunicationError(str(self._courier.error)) from self._courier.error
+            self._check()
             answer = self._courier.ask("server.barrier", name="", times=self._num_barriers)
             if answer is not None and answer["passed"]:
                 return
@@ -242,52 +306,53 @@ class WorkerClient:
 
     def snapshot(self) -> Mapping[str, Mapping[str, Any]]:
         self._pushes.wait()
-        found: dict[str, dict[str, Any]] = {}
-        tickets = []
-        for name, table in self._tables.items():
-            parts: list[Shard | None] = [None] * table.num_parts
-            ticket: PartsTicket[None] = PartsTicket(table.num_parts, lambda: None, self.stats)
-            requests = []
-            for part in range(table.num_parts):
-                request = self._request(
+        found = {}
+        at_once = max(1, BYTES_AT_ONCE // self._config.part_bytes)
+        for name, table in list(self._tables.items()):
+            shards: list[Shard] = []
+            for start in range(0, table.num_parts, at_once):
+                numbers = range(start, min(start + at_once, table.num_parts))
+                shards += self._whole_parts([Entry(table.number, part) for part in numbers])
+            found[name] = join_parts(table, shards)
+        return found
+
+    def _whole_parts(self, entries: list[Entry]) -> list[Shard]:
+        shards: dict[int, Shard] = {}
+        ticket: PartsTicket[None] = PartsTicket(len(entries), _nothing, self.stats)
+
+        def done(message: Message, answer: Entry) -> None:
+            shards[answer.part] = Shard.from_parts(message.text or {}, message.entries)
+            ticket.part_done()
+
+        self._submit(
+            [
+                Request(
                     Kind.PULL,
-                    Entry(table.number, part),
-                    ticket,
+                    entry,
+                    done,
+                    ticket.failed,
                     clock=self._clock,
                     flags=WHOLE,
                     alone=True,
                 )
-                request.done = _keep(parts, part, ticket)
-                requests.append(request)
-            self._submit(requests)
-            tickets.append((name, table, parts, ticket))
-        for name, table, parts, ticket in tickets:
-            ticket.wait()
-            found[name] = _join(table, [part for part in parts if part is not None])
-        return found
+                for entry in entries
+            ]
+        )
+        ticket.wait()
+        return [shards[entry.part] for entry in entries]
 
     def restore(self, snapshot: Mapping[str, Mapping[str, Any]]) -> None:
         self._pushes.wait()
-        tickets = []
         for name, state in snapshot.items():
-            shards = _split(name, state, self._config.part_bytes)
-            table = shards[0].table
+            shards = split_state(name, state, self._config.part_bytes)
             with self._lock:
-                self._tables[name] = table
+                self._tables[name] = shards[0].table
                 self._updaters[name] = shards[0].updater
-            ticket: PartsTicket[None] = PartsTicket(len(shards), lambda: None, self.stats)
-            requests = []
-            for shard in shards:
-                text, entries = shard.to_parts()
-                request = self._request(
-                    Kind.INIT, entries[0], ticket, flags=RESTORE, text=text, alone=True
-                )
-                request.more = tuple(entries[1:])
-                requests.append(request)
-            self._submit(requests)
-            tickets.append(ticket)
-        for ticket in tickets:
-            ticket.wait()
+                self._reads.forget(name)
+            parts = (shard.to_parts() for shard in shards)
+            self._change_all(
+                (entries[0], RESTORE, text, tuple(entries[1:])) for text, entries in parts
+            )
 
     # The end ------------------------------------------------------------------------------------
 
@@ -317,110 +382,5 @@ class WorkerClient:
             self.abort()
 
 
-def _flat(matrix: Tensor, start: int, stop: int) -> Tensor:
-    return matrix[start:stop].reshape(-1)
-
-
-def _cut_whole(table: Table, value: Tensor) -> list[Entry]:
-    if value.shape != table.shape:
-        raise ParameterError(
-            "value", f"of shape {tuple(value.shape)}", f"of the table's shape {table.shape}"
-        )
-    matrix = table.matrix(value.contiguous())
-    return [
-        Entry(table.number, part, values=_flat(matrix, *table.range(part)))
-        for part in range(table.num_parts)
-    ]
-
-
-def _cut_rows(table: Table, value: Tensor, rows: Indexes, all_parts: bool) -> list[Entry]:
-    """Entries for the parts that have some of the rows; each row once, in ascending order."""
-    if not table.by_row:
-        raise ParameterError("rows", "given", "None, as the table was made without rows")
-    if value.shape != (len(rows), *table.shape[1:]):
-        raise ParameterError(
-            "value",
-            f"of shape {tuple(value.shape)}",
-            f"of shape {(len(rows), *table.shape[1:])}, one for each row",
-        )
-    named, inverse = np.unique(rows, return_inverse=True)
-    matrix = value.reshape(len(rows), table.width)
-    total = torch.zeros((len(named), table.width), dtype=table.dtype)
-    total.index_add_(0, torch.from_numpy(inverse), matrix)
-    entries = {}
-    for part, stretch in table.split_rows(named):
-        start = table.range(part)[0]
-        entries[part] = Entry(
-            table.number,
-            part,
-            rows=rows_tensor(named[stretch] - start),
-            values=total[stretch].reshape(-1),
-        )
-    if all_parts:
-        nothing = torch.empty(0, dtype=torch.int32)
-        for part in range(table.num_parts):
-            entries.setdefault(part, Entry(table.number, part, rows=nothing))
-    return list(entries.values())
-
-
-def _fill(
-    matrix: Tensor, place: Any, ticket: PartsTicket[Tensor], stats: ClientStats, clock: int
-) -> Any:
-    """What to do with one part of a pull."""
-
-    def done(message: Message, answer: Entry) -> None:
-        if answer.status != Status.OK or answer.values is None:
-            ticket.failed(CommunicationError("a server refused to read these rows"))
-            return
-        values = answer.values.view(-1, matrix.shape[1])
-        stats.bytes_pulled += answer.values.nbytes
-        stats.pulls += 1
-        stats.staleness[max(0, clock - message.clock)] += 1
-        if isinstance(place, slice):
-            matrix[place] = values.to(matrix.dtype)
-        else:
-            where, chosen = place
-            matrix[torch.from_numpy(where)] = values.to(matrix.dtype)[torch.from_numpy(chosen)]
-        ticket.part_done()
-
-    return done
-
-
-def _keep(parts: list[Shard | None], part: int, ticket: PartsTicket[None]) -> Any:
-    def done(message: Message, answer: Entry) -> None:
-        parts[part] = Shard.from_parts(message.text or {}, message.entries)
-        ticket.part_done()
-
-    return done
-
-
-def _join(table: Table, parts: list[Shard]) -> dict[str, Any]:
-    """The parts of a table as one state, whatever their sizes were."""
-    assert len(parts) == table.num_parts
-    slots = {}
-    for name, slot in parts[0].slots.items():
-        whole = (len(slot) == len(parts[0].values) and len(slot) > 1) or table.num_rows == 1
-        slots[name] = torch.cat([part.slots[name] for part in parts]) if whole else slot
-    return {
-        "values": torch.cat([part.values for part in parts]).reshape(table.shape),
-        "rows": table.by_row,
-        "updater": parts[0].updater.to_dict(),
-        "slots": slots,
-    }
-
-
-def _split(name: str, state: Mapping[str, Any], part_bytes: int) -> list[Shard]:
-    from sparkdml.server.optimizers import updater_from
-
-    values = state["values"]
-    table = Table.of(name, values, state["rows"], part_bytes)
-    matrix = table.matrix(values.contiguous())
-    shards = []
-    for part in range(table.num_parts):
-        start, stop = table.range(part)
-        shard = Shard.new(table, part, updater_from(state["updater"]), matrix[start:stop])
-        for slot_name, slot in state["slots"].items():
-            whole = len(slot) == table.num_rows
-            shard.slots[slot_name] = slot[start:stop].clone() if whole else slot.clone()
-        shards.append(shard)
-    return shards
+def _nothing() -> None:
+    return None

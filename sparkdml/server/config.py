@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdml.errors import ParameterError
+from sparkdml.server.consistency.asp import ASP
 from sparkdml.server.consistency.base import Consistency
 from sparkdml.server.consistency.bsp import BSP
+from sparkdml.server.filters import Filter
 from sparkdml.server.keys import PART_BYTES
 from sparkdml.server.seal import JobKey
 
@@ -22,6 +24,7 @@ class ServerConfig:
         replication: how many servers hold each part; with one server there is nowhere to replicate.
         part_bytes: how large a part of a table is.
         finite_only: drop pushes with NaN or infinity in them, and count them.
+        filter: what of an update is worth sending now; the rest is held back and added up.
         half: send pushes and pulls of floats in half precision.
         beat_seconds: how often members say that they live.
         lost_after_seconds: of silence, before a member counts as dead.
@@ -35,6 +38,7 @@ class ServerConfig:
     replication: int = 2
     part_bytes: int = PART_BYTES
     finite_only: bool = False
+    filter: Filter | None = None
     half: bool = False
     beat_seconds: float = 0.25
     lost_after_seconds: float = 5.0
@@ -47,6 +51,8 @@ class ServerConfig:
         for name in ("beat_seconds", "timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise ParameterError(name, getattr(self, name), "more than 0")
+        if self.filter is not None and isinstance(self.consistency, ASP):
+            raise ParameterError("filter", self.filter, "None with ASP, which has its own")
         if self.lost_after_seconds < 2 * self.beat_seconds:
             raise ParameterError(
                 "lost_after_seconds",

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
@@ -21,8 +21,9 @@ import zmq
 from sparkdml.errors import CommunicationError
 from sparkdml.server.base import Ask
 from sparkdml.server.config import ServerConfig
-from sparkdml.server.frames import MAX_ENTRIES, Entry, Kind, Message, Status
+from sparkdml.server.frames import MAX_ENTRIES, ROWS_NAMED, Entry, Kind, Message, Status
 from sparkdml.server.keys import Key
+from sparkdml.server.row_cache import MIN_BYTES, signature_of
 from sparkdml.server.stats import ClientStats
 from sparkdml.server.view import View
 from sparkdml.server.wire import Outbox, Waker, new_number
@@ -47,9 +48,11 @@ class Request:
     text: dict[str, Any] | None = None
     more: tuple[Entry, ...] = ()  # further entries that belong to it
     alone: bool = False  # has a message of its own
+    may_be_unknown: bool = False  # then that is an answer, too
     under_way: bool = False
     finished: bool = False
     trouble_since: float | None = None
+    signature: int = 0  # of its rows, where these are many
 
     @property
     def size(self) -> int:
@@ -68,6 +71,7 @@ class _Line:
         self.greeted = False
         self.clock_told = -1
         self.num_lost = 0  # messages known to be lost, either way
+        self.known_rows: dict[Key, int] = {}  # the lists that the server has, by signature
         self.batch: list[Request] = []
         self.batch_bytes = 0
 
@@ -229,8 +233,8 @@ class Courier:
             self._lanes[request.entry.key].append(request)
         self._unsent += submitted
         self._retry()
+        self._keep_in_touch()  # before the reads that count on the clock
         self._send_unsent()
-        self._keep_in_touch()
 
     def _retry(self) -> None:
         now = time.monotonic()
@@ -269,7 +273,7 @@ class Courier:
         first = batch[0]
         message = Message(
             first.kind,
-            [request.entry for request in batch] + list(first.more),
+            [self._shorten(line, request) for request in batch] + list(first.more),
             clock=first.clock,
             generation=self._view.generation,
             roster=self._view.roster,
@@ -277,6 +281,17 @@ class Courier:
             flags=first.flags,
         )
         line.under_way[line.outbox.send(message)] = batch
+
+    def _shorten(self, line: _Line, request: Request) -> Entry:
+        """Name rows that the server knows by their signature."""
+        entry = request.entry
+        if entry.rows is None or entry.rows.nbytes < MIN_BYTES:
+            return entry
+        request.signature = request.signature or signature_of(entry.rows)
+        entry.session = request.signature
+        if line.known_rows.get(entry.key) != request.signature:
+            return entry
+        return replace(entry, rows=None, flags=ROWS_NAMED)
 
     def _take_answer(self, line: _Line, message: Message) -> None:
         line.last_heard = time.monotonic()
@@ -288,11 +303,14 @@ class Courier:
         batch = line.under_way.pop(message.answers, [])
         for index, request in enumerate(batch):
             if not request.finished and index < len(message.entries):
-                self._take_entry(request, message, message.entries[index])
+                self._take_entry(line, request, message, message.entries[index])
 
-    def _take_entry(self, request: Request, message: Message, entry: Entry) -> None:
+    def _take_entry(self, line: _Line, request: Request, message: Message, entry: Entry) -> None:
         key = request.entry.key
-        if entry.status in (Status.OK, Status.REFUSED):
+        if request.signature:
+            line.known_rows[key] = request.signature
+        over = entry.status in (Status.OK, Status.REFUSED)
+        if over or (entry.status == Status.UNKNOWN and request.may_be_unknown):
             request.finished = True
             lane = self._lanes[key]
             lane.remove(request)
@@ -300,6 +318,7 @@ class Courier:
                 del self._lanes[key]
             request.done(message, entry)
             return
+        line.known_rows.pop(key, None)
         now = time.monotonic()
         request.trouble_since = request.trouble_since or now
         if now - request.trouble_since > self._config.timeout_seconds:
@@ -308,9 +327,11 @@ class Courier:
                 f"{self._config.timeout_seconds:g} s (timeout_seconds): it was lost with more "
                 "servers than there are replicas. Go on from a checkpoint"
             )
-        if entry.status != Status.GAP:
+        if entry.status in (Status.GAP, Status.ROWS_UNKNOWN):
+            self._retries.setdefault(key, now)
+        else:
             self._news.set()
-        self._retries.setdefault(key, now if entry.status == Status.GAP else now + RETRY_SECONDS)
+            self._retries.setdefault(key, now + RETRY_SECONDS)
 
     # Losses -------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ _HEADER = struct.Struct("<4sBBHQQQQIIqII")
 _ENTRY = struct.Struct("<QIBBHQIIQqQIIdII")
 _ALL_ROWS = 0xFFFFFFFF
 
+ROWS_NAMED = 1  # a flag of entries: in place of the rows, `session` has their signature
+
 
 class Kind(IntEnum):
     """From a worker: HELLO to CALL. Between servers: REPLICATE and INSTALL. ANSWER: to any."""

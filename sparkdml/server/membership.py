@@ -26,6 +26,7 @@ class Membership:
         self._lock = threading.Lock()
         replication = min(config.replication, config.num_servers)
         self._view = View(replication=replication)
+        self._num_workers = config.num_workers
         self._waiting: dict[int, Member] = {}  # servers, before the group begins
         self._last_sign: dict[tuple[str, int], float] = {}
         self._settled: dict[int, int] = {}  # seat -> generation whose copies it has handed out
@@ -78,6 +79,13 @@ class Membership:
     def lost_worker(self, worker: int) -> None:
         with self._lock:
             self._remove_worker(worker, "lost")
+
+    def expect_workers(self, count: int) -> None:
+        """How many workers to wait for, the next time that all begin together."""
+        with self._lock:
+            self._num_workers = count
+            if len(self._view.workers) >= count and not self._view.started:
+                self._view = replace(self._view, roster=self._view.roster + 1, started=True)
 
     # Servers ------------------------------------------------------------------------------------
 
@@ -142,7 +150,7 @@ class Membership:
         self._sign("worker", worker)
         if self._view.workers.get(worker) != number:
             workers = {**self._view.workers, worker: number}
-            started = self._view.started or len(workers) >= self._config.num_workers
+            started = self._view.started or len(workers) >= self._num_workers
             self._change_workers("join", worker, workers=workers, started=started)
         return {"started": self._view.started}
 
@@ -165,7 +173,9 @@ class Membership:
             came.pop(worker, None)
         if worker in self._view.workers:
             workers = {w: n for w, n in self._view.workers.items() if w != worker}
-            self._change_workers(why, worker, workers=workers)
+            # When all have gone, the next ones wait for each other again, as at first.
+            started = self._view.started and bool(workers)
+            self._change_workers(why, worker, workers=workers, started=started)
 
     def _change_workers(self, why: str, worker: int, **changes: Any) -> None:
         self._view = replace(self._view, roster=self._view.roster + 1, **changes)

@@ -17,17 +17,18 @@ from sparkdml.errors import CommunicationError, SparkDMLError
 from sparkdml.server.base import Ask
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency.base import Clocks
-from sparkdml.server.frames import Entry, Kind, Message, Status
+from sparkdml.server.frames import ROWS_NAMED, Entry, Kind, Message, Status
 from sparkdml.server.keys import Key, Table
 from sparkdml.server.optimizers import updater_from
 from sparkdml.server.replicator import PUSH, SKIP, STEP, Replicator
+from sparkdml.server.row_cache import RowCache
 from sparkdml.server.shard import Shard
 from sparkdml.server.stats import NodeStats
 from sparkdml.server.view import View
 from sparkdml.server.wire import Inbox, Waker, check_bindable, own_address
 
 # Flags of messages from workers.
-CREATE, RESTORE, SET_UPDATER = 0, 1, 2  # of INIT
+CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
 LEAVE = 1  # of HELLO
 HALF, WHOLE = 1, 2  # of PULL
 
@@ -72,6 +73,7 @@ class ServerNode:
         self._waker = Waker()
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
+        self._clocks.expect((), started=False)
         self._greeted: dict[int, int] = {}  # worker -> the roster that it knew
         self._view = View()
         self._replicator = Replicator(
@@ -83,6 +85,7 @@ class ServerNode:
             self.stats,
             self._look_again,
         )
+        self._rows = RowCache()
         self._reads: list[Message] = []  # those that wait for the clock
         self._news = threading.Event()  # ask the membership now
         self._new_view: View | None = None
@@ -175,14 +178,17 @@ class ServerNode:
         for worker in self._clocks.workers:
             if worker not in view.workers and self._greeted[worker] <= view.roster:
                 self._clocks.die(worker)
+        self._clocks.expect(view.workers, view.started)
 
     # Messages -----------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
         try:
             if message.kind is Kind.PUSH:
+                self._find_rows(message)
                 self._push(message)
             elif message.kind is Kind.PULL:
+                self._find_rows(message)
                 if not self._pull(message):
                     self._reads.append(message)
                     self.stats.longest_queue = max(self.stats.longest_queue, len(self._reads))
@@ -212,13 +218,28 @@ class ServerNode:
             answers=answer.message.number,
             generation=self._view.generation,
             roster=self._view.roster,
-            clock=self._slowest,
+            clock=self._clocks.slowest,
         )
         self._inbox.send(reply, answer.message.sender)
+
+    def _find_rows(self, message: Message) -> None:
+        """Put back the rows that were named by a signature, and remember those that were sent."""
+        for entry in message.entries:
+            entry.status = Status.OK
+            if entry.flags & ROWS_NAMED:
+                entry.rows = self._rows.find(message.sender, entry.key, entry.session)
+                if entry.rows is None:
+                    entry.status = Status.ROWS_UNKNOWN
+                else:
+                    self.stats.rows_named += 1
+            elif entry.rows is not None and entry.session:
+                self._rows.keep(message.sender, entry.key, entry.session, entry.rows)
 
     def _find(self, entry: Entry) -> Shard | Status:
         if not self._replicator.is_primary(entry.key):
             return Status.MOVED
+        if entry.status:
+            return Status(entry.status)
         return self._shards.get(entry.key) or Status.UNKNOWN
 
     def _push(self, message: Message) -> None:
@@ -248,17 +269,20 @@ class ServerNode:
                     entry.rows = entry.values = None
                 self._replicator.changed(shard, entry, before, safe)
 
-    def _when_safe(self, answer: _Answer, index: int, status: Status) -> Callable[[bool], None]:
+    def _when_safe(
+        self, answer: _Answer, index: int, pushed: Status | None
+    ) -> Callable[[bool], None]:
+        """Decide an entry once its change is at all replicas; `pushed`: what became of a push."""
+
         def decide(is_safe: bool) -> None:
-            if is_safe and status is Status.OK:
-                self.stats.pushes += 1
-            answer.decide(index, status if is_safe else Status.MOVED)
+            self.stats.pushes += is_safe and pushed is Status.OK
+            answer.decide(index, (pushed or Status.OK) if is_safe else Status.MOVED)
 
         return decide
 
     def _pull(self, message: Message) -> bool:
         """Answer a read, if the clock allows it; whether it did."""
-        clock, slowest = message.clock, self._slowest
+        clock, slowest = message.clock, self._clocks.slowest
         if not self._config.consistency.may_read(clock, slowest):
             return False
         found = [self._find(entry) for entry in message.entries]
@@ -304,13 +328,22 @@ class ServerNode:
             entries,
             answers=message.number,
             generation=self._view.generation,
-            clock=self._slowest,
+            clock=self._clocks.slowest,
             text=text,
         )
         self._inbox.send(reply, message.sender)
 
     def _init(self, message: Message) -> None:
         answer = _Answer(message, self._send)
+        if message.flags == PROBE:
+            for index, entry in enumerate(message.entries):
+                shard = self._find(entry)
+                if isinstance(shard, Shard):
+                    safe = self._when_safe(answer, index, None)
+                    self._replicator.wait(entry.key, shard.version, safe)
+                else:
+                    answer.decide(index, shard)
+            return
         entry = message.entries[0]
         shard = self._find(entry)
         safe = self._when_done(answer)
@@ -325,14 +358,15 @@ class ServerNode:
             answer.decide_all(shard)
         else:
             if message.flags == CREATE:
-                assert entry.values is not None
+                if entry.values is None:
+                    raise ValueError("a part without values")
                 table = Table.from_dict(text["table"])
                 new = Shard.new(table, entry.part, updater_from(text["updater"]), entry.values)
             else:
                 new = Shard.from_parts(text, message.entries)
                 if isinstance(shard, Shard):  # who pushed what is older than the snapshot
                     new.applied, new.version = shard.applied, shard.version + 1
-            new.stepped = self._slowest
+            new.stepped = self._clocks.slowest
             self._shards[entry.key] = new
             self._replicator.created(entry.key, safe)
 
@@ -343,14 +377,6 @@ class ServerNode:
         return decide
 
     # Clocks -------------------------------------------------------------------------------------
-
-    @property
-    def _slowest(self) -> int:
-        """As far as is known: of a worker that hasn't greeted us yet, we know nothing."""
-        known = self._clocks.workers
-        if self._view.started and all(worker in known for worker in self._view.workers):
-            return self._clocks.slowest
-        return 0
 
     def _hello(self, message: Message) -> None:
         worker = message.entries[0].worker
@@ -374,7 +400,7 @@ class ServerNode:
     def _advance(self) -> None:
         """Make the steps that are due, and serve the reads that waited for them."""
         if self._keep:
-            slowest = self._slowest
+            slowest = self._clocks.slowest
             for key in self._replicator.parts:
                 shard = self._shards[key]
                 while shard.stepped < slowest:

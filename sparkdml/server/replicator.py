@@ -249,8 +249,10 @@ class Replicator:
                 self._look_again()
             if verdict is Verdict.TAKE:
                 assert shard is not None
-                take_change(shard, entry, keep)
-                shard.generation = message.generation
+                if take_change(shard, entry, keep):
+                    shard.generation = message.generation
+                else:
+                    verdict = Verdict.WANT_COPY
             answer.entries.append(_answer_to(entry, verdict))
         return answer
 
@@ -264,8 +266,7 @@ class Replicator:
         if verdict is Verdict.BEHIND:
             self._look_again()
         if verdict is Verdict.TAKE:
-            assert message.text is not None
-            self._shards[first.key] = Shard.from_parts(message.text, message.entries)
+            self._shards[first.key] = Shard.from_parts(message.text or {}, message.entries)
         answer.entries.append(_answer_to(first, verdict))
         return answer
 
@@ -275,13 +276,17 @@ class Replicator:
         self._outboxes.clear()
 
 
-def take_change(shard: Shard, entry: Entry, keep: bool) -> None:
+def take_change(shard: Shard, entry: Entry, keep: bool) -> bool:
+    """Whether the change could be made: its primary made it, so it should."""
     if entry.flags == STEP:
         shard.step()
     elif entry.flags == SKIP:
         shard.skip(entry.session, entry.number)
-    else:
+    elif shard.check(entry, finite_only=False) is Status.OK:
         shard.take(shard.push_from(entry), keep)
+    else:
+        return False
+    return True
 
 
 def _answer_to(entry: Entry, verdict: Verdict) -> Entry:

@@ -47,6 +47,7 @@ class NodeStats:
     pushes: int = 0  # parts that an acknowledged push was applied to, or is kept for a step
     repeated: int = 0  # pushes that had been applied before, and were acknowledged again
     pulls: int = 0
+    rows_named: int = 0  # lists of rows that came as a signature
     installs: int = 0  # whole parts that were sent to another server
     longest_queue: int = 0  # reads that waited for the clock at the same time
     dropped: Counter[str] = field(default_factory=Counter)  # why -> frames
@@ -56,6 +57,7 @@ class NodeStats:
             "pushes": self.pushes,
             "repeated": self.repeated,
             "pulls": self.pulls,
+            "rows_named": self.rows_named,
             "installs": self.installs,
             "longest_queue": self.longest_queue,
             "dropped": dict(self.dropped),

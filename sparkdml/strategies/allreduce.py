@@ -8,12 +8,22 @@ ring-allreduce as in Horovod, Sergeev and Del Balso 2018, arXiv 1802.05799.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.checkpoint.state import State
 from sparkdml.comm.base import Communicator, Work
+from sparkdml.comm.topologies.opening import TOPOLOGIES, open_topology
+from sparkdml.compression.base import Compression, Reducer, Uncompressed
 from sparkdml.errors import ParameterError
+from sparkdml.observe.timeline.tracing import traced
 from sparkdml.strategies.base import StepStrategy
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
 
 BACKENDS = ("auto", "horovod", "torch")
 
@@ -25,22 +35,77 @@ class AllReduce(StepStrategy):
         backend: "horovod", "torch", or "auto" for Horovod where it is installed.
         bucket_bytes: how much is reduced at once. Smaller buckets start sooner, larger ones cost
             fewer round trips. A model smaller than this is reduced in one go after backward.
+        topology: who exchanges sums with whom. "native" is what the backend does by itself;
+            "shared-memory" is for workers of one host, and "hierarchical" shares memory inside
+            each host and uses the backend between them; "ring", "tree", "double-tree" and
+            "halving-doubling" send messages. "auto" takes what was measured to be the fastest
+            for the message's size, the number of workers and their hosts. Gradients on a GPU are
+            always reduced natively.
+        compression: what the gradients become on the wire: `FP16()`, `BF16()`, `OneBit()`,
+            `TopK()`, `PowerSGD()`, or None. Weights, losses and metrics always travel exactly.
+            `OneBit` and `TopK` have an exchange of their own, so they take no topology.
     """
 
-    def __init__(self, backend: str = "auto", bucket_bytes: int = 8 << 20) -> None:
+    def __init__(
+        self,
+        backend: str = "auto",
+        bucket_bytes: int = 8 << 20,
+        topology: str = "native",
+        compression: Compression | None = None,
+    ) -> None:
         if backend not in BACKENDS:
             raise ParameterError("backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
         if bucket_bytes < 1:
             raise ParameterError("bucket_bytes", bucket_bytes, "at least 1")
+        if topology not in TOPOLOGIES:
+            raise ParameterError("topology", topology, f"one of {', '.join(map(repr, TOPOLOGIES))}")
+        if compression is not None:
+            if not isinstance(compression, Compression):
+                raise ParameterError("compression", compression, "None, or for instance dml.FP16()")
+            if topology not in ("auto", "native") and not compression.any_topology:
+                raise ParameterError(
+                    "topology",
+                    topology,
+                    f"'auto' or 'native' with {compression}, which has an exchange of its own",
+                    "FP16(), BF16() and PowerSGD() go over any topology.",
+                )
         self.backend = backend
         self.bucket_bytes = bucket_bytes
+        self.topology = topology
+        self.compression = compression
+
+    def check(self, job: TrainingJob) -> None:
+        if job.task.precision == "fp16" and self.compression and self.compression.has_debts:
+            raise ParameterError(
+                "compression",
+                self.compression,
+                "None or FP16() with precision='fp16': what is owed would be in units of a loss "
+                "scale that changes",
+                "Use precision='bf16'.",
+            )
+
+    def run(self, role: str, training: Training) -> None:
+        with self._open_wire(training) as self._wire:
+            super().run(role, training)
+
+    def _open_wire(self, training: Training) -> Communicator:
+        """What the gradients are reduced by: this strategy's own, beside the worker's `comm`."""
+        ctx, name = training.ctx, self.topology
+        if ctx.device.type != "cpu":
+            if name not in ("auto", "native"):
+                allowed = "'auto' or 'native' where gradients are on a GPU"
+                raise ParameterError("topology", name, allowed, "NCCL knows the links between them")
+            name = "native"
+        wire = open_topology(name, ctx.comm)
+        if ctx.rank == 0:
+            ctx.event("topology", asked=self.topology, used=wire.topology)
+        return wire if wire.is_native else traced(wire, ctx.spans)
 
     def start(self, training: Training) -> None:
-        self._comm: Communicator = training.ctx.comm
-        task = training.task
-        self._comm.broadcast_(task.params.values)
+        comm, task = training.ctx.comm, training.task
+        comm.broadcast_(task.params.values)
         for buffer in task.module.buffers():
-            self._comm.broadcast_(buffer)
+            comm.broadcast_(buffer)
         self._buckets: list[Bucket] = task.params.buckets(self.bucket_bytes)
         self._owner = [
             index
@@ -49,7 +114,11 @@ class AllReduce(StepStrategy):
         ]
         self._missing = [bucket.num_parameters for bucket in self._buckets]
         self._works: list[Work] = []
-        if len(self._buckets) > 1 and self._comm.size > 1:
+        self._reducer: Reducer = Uncompressed(self._wire, self._buckets)
+        if self.compression is not None and comm.size > 1:  # one rank has no wire
+            wire = self._wire if self.compression.any_topology else comm
+            self._reducer = self.compression.reducer(wire, task.params, self._buckets)
+        if len(self._buckets) > 1 and comm.size > 1:
             task.on_gradient(self._gradient_is_ready)
 
     def agree(self, task: Task) -> Totals:
@@ -71,8 +140,17 @@ class AllReduce(StepStrategy):
             self._send_next()
 
     def _send_next(self) -> None:
-        bucket = self._buckets[len(self._works)]
-        self._works.append(self._comm.allreduce_async_(bucket.tensor))
+        self._works.append(self._reducer.reduce_async_(len(self._works)))
+
+    def state(self) -> State:
+        return self._reducer.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._reducer.load(state)
 
     def __repr__(self) -> str:
-        return f"AllReduce(backend={self.backend!r}, bucket_bytes={self.bucket_bytes})"
+        compression = f", compression={self.compression}" if self.compression else ""
+        return (
+            f"AllReduce(backend={self.backend!r}, bucket_bytes={self.bucket_bytes}, "
+            f"topology={self.topology!r}{compression})"
+        )

@@ -34,10 +34,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def roles(self, num_workers: int) -> list[Role]:
-        """What to launch. Called at the driver; pure.
+        """What to launch: first the role that trains. Called at the driver; pure.
 
         Roles of the gang share a barrier job and `ctx.gang`; each other role is a job of ordinary
-        tasks, started before the job of the role that reads the data and told when that has ended.
+        tasks. Jobs that don't train start before the one that does, and are told when it is done.
         """
 
     def check(self, job: TrainingJob) -> None:

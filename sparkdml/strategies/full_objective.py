@@ -49,8 +49,8 @@ class FullObjective:
         self._gradient = torch.zeros_like(self._values, dtype=torch.float64)
         self._stats = torch.zeros_like(training.task.params.stats, dtype=torch.float64)
         self.own_loss = 0.0  # of this rank's rows in the last pass, to tell who has a NaN
-        # What a sum of this many bits can't tell apart.
-        self.precision = torch.finfo(self._values.dtype).eps
+        # Relative to the value: differences that may be nothing but rounding in a sum of rows.
+        self.precision = 10 * torch.finfo(self._values.dtype).eps
         self._comm.broadcast_(self._values)
         for buffer in training.task.module.buffers():
             self._comm.broadcast_(buffer)

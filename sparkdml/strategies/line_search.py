@@ -74,7 +74,7 @@ def search(start: Sample, first_step: float, max_trials: int, noise: float = 0.0
 def _zoom(wolfe: Wolfe, low: Sample, high: Sample, trials: int) -> Search:
     """Between two samples, of which `low` is the better one, there is a step that will do."""
     while trials:
-        sample = yield between(low, high)
+        sample = yield between(low, high, wolfe.noise)
         trials -= 1
         if not wolfe.decreases(sample) or sample.value > low.value + wolfe.noise:
             high = sample
@@ -87,18 +87,32 @@ def _zoom(wolfe: Wolfe, low: Sample, high: Sample, trials: int) -> Search:
     return low if low is not wolfe.start else None
 
 
-def between(low: Sample, high: Sample) -> float:
-    """Where the cubic through both samples has its minimum, not too close to either of them."""
-    step = 0.5 * (low.step + high.step)
+def between(low: Sample, high: Sample, noise: float = 0.0) -> float:
+    """Where the minimum should lie, not too close to either of the samples."""
+    step = None
     if math.isfinite(high.value) and math.isfinite(high.slope):
-        span = high.step - low.step
-        bend = low.slope + high.slope - 3 * (high.value - low.value) / span
-        square = bend * bend - low.slope * high.slope
-        if square >= 0:
-            root = math.copysign(math.sqrt(square), span)
-            divisor = high.slope - low.slope + 2 * root
-            if divisor:
-                step = high.step - span * (high.slope + root - bend) / divisor
+        is_noise = abs(high.value - low.value) <= noise
+        step = _secant(low, high) if is_noise else _cubic(low, high)
+    if step is None:
+        step = 0.5 * (low.step + high.step)
     near, far = sorted((low.step, high.step))
     margin = MARGIN * (far - near)
     return min(max(step, near + margin), far - margin)
+
+
+def _cubic(low: Sample, high: Sample) -> float | None:
+    """The minimum of the cubic that has both values and both slopes."""
+    span = high.step - low.step
+    bend = low.slope + high.slope - 3 * (high.value - low.value) / span
+    square = bend * bend - low.slope * high.slope
+    if square < 0:
+        return None
+    root = math.copysign(math.sqrt(square), span)
+    divisor = high.slope - low.slope + 2 * root
+    return high.step - span * (high.slope + root - bend) / divisor if divisor else None
+
+
+def _secant(low: Sample, high: Sample) -> float | None:
+    """Where the slope would be zero if it changed evenly."""
+    change = high.slope - low.slope
+    return low.step - low.slope * (high.step - low.step) / change if change else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparkdml.comm.base import Communicator
+from sparkdml.comm.base import Communicator, World
 from sparkdml.comm.threads import run_threads
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.leased import LeaseReader
 from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read
 from sparkdml.feed.shares import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
+from sparkdml.runtime.desk import Desk, Peer
+from sparkdml.runtime.roles import job_roles, num_tasks, seat_in
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
 from sparkdml.training.callbacks import Callback
@@ -34,10 +38,13 @@ class ThreadContext:
         rows: Rows,
         held_out: Rows | None = None,
         checkpoint: RankCheckpoints | None = None,
+        gang: Communicator | None = None,
     ) -> None:
         self.comm = comm
-        self.rank, self.size, self.number = comm.rank, comm.size, comm.rank
-        self.leads = True
+        self.gang = gang or comm
+        self.rank, self.size, self.number = comm.rank, comm.size, self.gang.rank
+        self.world = World(self.gang.rank, self.gang.size, ("here",) * self.gang.size)
+        self.leads = self.number == self.rank
         self.traffic = comm.traffic
         self.device = torch.device("cpu")
         self.data = self
@@ -48,6 +55,8 @@ class ThreadContext:
         self.checkpoint = checkpoint
         self.events: list[dict[str, Any]] = []
         self._rows, self._held_out = rows, held_out or {}
+        self.desk: Desk | None = None
+        self._leases: LeaseReader | None = None
 
     def feed(
         self, batch_size: int, epoch: int = 0, shuffle: bool = True, position: Ints | None = None
@@ -61,6 +70,9 @@ class ThreadContext:
         position[self.rank] = int(start.sum()) + num_rows
         return position
 
+    def num_rows_in(self, epoch: int, batch_size: int) -> int:
+        return len(next(iter(self._rows.values())))
+
     def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Any:
         """Everybody's rows, in the order of `feed`."""
         start = 0 if position is None else int(position.sum())
@@ -68,6 +80,25 @@ class ThreadContext:
         return MemoryPool(
             [dict(zip(self._rows, part, strict=True)) for part in zip(*columns, strict=True)]
         )
+
+    @property
+    def leases(self) -> LeaseReader:
+        if self._leases is None:
+            columns = [self.comm.allgather(values) for values in self._rows.values()]
+            parts = [
+                dict(zip(self._rows, part, strict=True)) for part in zip(*columns, strict=True)
+            ]
+            self._leases = LeaseReader(self.ask, MemoryPool(parts, self.rank), self.rank)
+        return self._leases
+
+    def leased_batches(self, *arguments: Any, **options: Any) -> Iterator[Batch]:
+        return self.leases.batches(*arguments, **options)
+
+    def ask(self, about: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+        """Of the desk that all ranks share, through JSON as over the wire."""
+        assert self.desk is not None
+        peer = Peer("worker", self.rank, 0, self.host)
+        return json.loads(json.dumps(self.desk.answer(peer, about, json.loads(json.dumps(fields)))))
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         return _cut(self._held_out, batch_size)
@@ -86,18 +117,30 @@ class ThreadContext:
 
 
 class MemoryPool:
-    """As `feed.pool.Pool`, of rows that are in memory."""
+    """As `feed.pool.Pool`, and a source of leased pieces, of rows that are in memory."""
 
     drops_last = False
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Rows], rank: int = 0) -> None:
+        self._parts, self._rank = parts, rank
+        self._starts: dict[int, int] = {}
         self.counts = [len(next(iter(part.values()))) for part in parts]
+
+    def begin(self, epoch: int, shuffle: bool, position: Ints | None) -> tuple[int, dict[str, Any]]:
+        start = 0 if position is None else int(position.sum())
+        self._starts = {self._rank: start}
+        return self.counts[self._rank] - start, {"start": start}
+
+    def meet(self, owner: int, card: dict[str, Any]) -> None:
+        self._starts[owner] = card["start"]
 
     def batches(self, pieces: Iterator[Sequence[Piece]], rows_before: int = 0) -> Iterator[Batch]:
         for item in pieces:
+            moved = [
+                (o, self._starts.get(o, 0) + a, self._starts.get(o, 0) + b) for o, a, b in item
+            ]
             columns = {
-                name: torch.cat([self._parts[o][name][start:stop] for o, start, stop in item])
+                name: torch.cat([self._parts[o][name][start:stop] for o, start, stop in moved])
                 for name in self._parts[0]
             }
             yield Batch(columns, sum(stop - start for _, start, stop in item))
@@ -124,19 +167,28 @@ def train_on_threads(
 
     `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster, and so may
     `callbacks` be a function; a list of them is shared by the ranks. With `checkpoints` the run
-    goes on from the newest of them, if there is one.
+    goes on from the newest of them, if there is one. Other roles of the strategy's gang have a
+    thread each, too.
     """
     resumed = None if checkpoints is None else checkpoints.newest
+    roles = job_roles(strategy_of().roles(len(parts)))[0]
+    desk = strategy_of().desk(len(parts))
 
-    def run_rank(comm: Communicator) -> Training:
+    def run_rank(gang: Communicator) -> Training:
+        role, rank = seat_in(roles, gang.rank)
+        comm = gang.split(roles.index(role)) if len(roles) > 1 else gang
+        if role.reads == "none":
+            context = ThreadContext(comm, {}, gang=gang)
+            return train_rank(context, strategy_of(), plan, schedule, (), seed, role.name)
         own = None
         if checkpoints is not None:
-            own = RankCheckpoints(checkpoints, resumed, comm.rank, comm.size, schedule)
-        held = held_out[comm.rank] if held_out else None
-        context = ThreadContext(comm, parts[comm.rank], held, own)
+            own = RankCheckpoints(checkpoints, resumed, rank, comm.size, schedule)
+        held = held_out[rank] if held_out else None
+        context = ThreadContext(comm, parts[rank], held, own, gang)
+        context.desk = desk
         return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
 
-    return run_threads(len(parts), run_rank)
+    return run_threads(num_tasks(roles), run_rank)[: len(parts)]
 
 
 _building = threading.Lock()  # threads share torch's random state
@@ -149,6 +201,7 @@ def train_rank(
     schedule: Schedule,
     callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
     seed: int = 0,
+    role: str = "worker",
 ) -> Training:
     """One rank's whole run, on a thread or in a process of its own."""
     with _building:
@@ -156,7 +209,7 @@ def train_rank(
         task = Task(plan, torch.device("cpu"))
     own = callbacks() if callable(callbacks) else callbacks
     training = Training(context, task, schedule, own, strategy)
-    strategy.run("worker", training)
+    strategy.run(role, training)
     return training
 
 

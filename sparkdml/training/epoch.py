@@ -39,6 +39,8 @@ class Epoch:
         self._batch_rows = 0
         self._checkpoint_is_due = False
         self._stop_is_agreed = False
+        self._source: Iterator[Batch] = iter(())
+        self._ahead: Batch | None = None  # read already, for the next step
 
     @classmethod
     def load(
@@ -82,16 +84,25 @@ class Epoch:
         """This rank's batches, then empty ones: other ranks may have more."""
         training = self._training
         training.spans.start_step(training.step + 1)
-        for batch in chain(self._feed(), repeat(Batch.empty())):
-            if training.is_replayed or training.is_interrupted:
-                return
-            self._batch_rows = 0
-            self._take(batch)
-            self._vote()
-            for callback in training.step_start_callbacks:
-                callback.on_step_start(training)
-            yield batch
-            training.spans.start_step(training.step + 1)
+        self._source, self._ahead = chain(self._feed(), repeat(Batch.empty())), None
+        try:
+            while not (training.is_replayed or training.is_interrupted):
+                batch = next(self._source) if self._ahead is None else self._ahead
+                self._ahead = None
+                self._batch_rows = 0
+                self._take(batch)
+                self._vote()
+                for callback in training.step_start_callbacks:
+                    callback.on_step_start(training)
+                yield batch
+                training.spans.start_step(training.step + 1)
+        finally:
+            self._source = iter(())  # the feed may stop reading
+
+    def read_ahead(self) -> None:
+        """Read the next step's batch now, while others are busy; it counts when its step comes."""
+        if self._ahead is None:
+            self._ahead = next(self._source, None)
 
     def begin_step(self) -> None:
         """For strategies whose steps take whole passes: a step begins."""
@@ -129,13 +140,18 @@ class Epoch:
         For ranks that take steps of their own between two meetings. What lies between two meetings
         is one step to all else: it is counted, voted on and ticked once.
         """
-        training, own = self._training, self._feed()
+        own = self._feed()
+        return self.rounds_of(islice(own, num_batches) for _ in repeat(None))
+
+    def rounds_of(self, rounds: Iterator[Iterator[Batch]]) -> Iterator[Iterator[Batch]]:
+        """The same, of batches that come in rounds by themselves."""
+        training = self._training
         training.spans.start_step(training.step + 1)
         while not (training.is_replayed or training.is_interrupted):
             self._batch_rows = 0
             for callback in training.step_start_callbacks:
                 callback.on_step_start(training)
-            yield self._round(islice(own, num_batches))
+            yield self._round(next(rounds))
             training.spans.start_step(training.step + 1)
 
     def _round(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -190,6 +206,7 @@ class Epoch:
             training.save(self, "step")
             training.clock.lap("checkpoint")
         training.reports.tick(self, self._batch_rows)
+        self._batch_rows = 0  # reported; another step may come without a batch
         if self._stop_is_agreed:
             training.interrupt()
 

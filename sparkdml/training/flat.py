@@ -21,10 +21,23 @@ from sparkdml.errors import ParameterError
 
 @dataclass(frozen=True)
 class Bucket:
-    """A stretch of the gradients that is reduced at once, and how many parameters fill it."""
+    """A stretch of the gradients that is reduced at once, and the parameters that fill it."""
 
-    tensor: Tensor
-    num_parameters: int
+    tensor: Tensor  # of the last bucket with the stats behind the gradients
+    shapes: tuple[torch.Size, ...]  # of the parameters, in their order
+
+    @property
+    def num_parameters(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def grads(self) -> Tensor:
+        return self.tensor[: sum(shape.numel() for shape in self.shapes)]
+
+    @property
+    def stats(self) -> Tensor:
+        """What must travel as it is: empty but in the last bucket."""
+        return self.tensor[sum(shape.numel() for shape in self.shapes) :]
 
 
 class FlatParams:
@@ -86,16 +99,16 @@ class FlatParams:
         """The gradients cut at parameters' borders; the stats travel with the last."""
         buckets: list[Bucket] = []
         limit = max(1, max_bytes // self.values.element_size())
-        start, stop, members = 0, 0, 0
+        start, stop, members = 0, 0, tuple[torch.Size, ...]()
         for parameter in self.parameters:
             if members and stop + parameter.numel() - start > limit:
                 buckets.append(Bucket(self._buffer[start:stop], members))
-                start, members = stop, 0
+                start, members = stop, ()
             stop += parameter.numel()
-            members += 1
+            members += (parameter.shape,)
         buckets.append(Bucket(self._buffer[start:], members))
         if self._apart:
-            buckets.append(Bucket(self.stats, 0))
+            buckets.append(Bucket(self.stats, ()))
         return buckets
 
     def on_gradient(self, ready: Callable[[int], None]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 NUM_FIXED_STATS = 6  # weight, rows, loss, and the votes: wishes, objections, stops
-LOSS = 2
+ROWS, LOSS = 1, 2
 VOTES = slice(3, 6)
 
 _TINY = 1e-30  # the totals of nothing have means of nothing, not a division by zero

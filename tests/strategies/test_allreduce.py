@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from sparkdml.comm.topologies.opening import TOPOLOGIES
 from sparkdml.errors import NonFiniteLoss, ParameterError
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.threads import train_alone, train_on_threads
@@ -218,3 +219,37 @@ def test_an_optimizer_that_drops_gradients_is_found_out():
 def test_bad_arguments(arguments, words):
     with pytest.raises(ParameterError, match=words):
         AllReduce(**arguments)
+
+
+@pytest.mark.parametrize("topology", [name for name in TOPOLOGIES if name != "shared-memory"])
+def test_every_topology_equals_one_process(topology):
+    parts = cut(make_rows(70), [30, 24, 16])
+    plan = make_plan()
+    trainings = train_on_threads(
+        lambda: AllReduce(topology=topology, bucket_bytes=64), plan, Schedule(1, 8), parts
+    )
+    reference = train_alone(plan, [*combined_batches(parts, 8)])
+    assert_same(trainings, reference, rtol=1e-4, atol=1e-6)
+    first = trainings[0].task.params.values
+    assert all(torch.equal(training.task.params.values, first) for training in trainings)
+    told = [event for event in trainings[0].ctx.events if event["kind"] == "topology"]
+    assert [event["asked"] for event in told] == [topology]
+    assert topology == "auto" or told[0]["used"] == topology
+
+
+def test_a_rank_that_raises_releases_the_others_whatever_the_topology():
+    class Raises(Callback):
+        def on_step_end(self, training):
+            if training.ctx.rank == 1:
+                raise KeyError("the user's own")
+
+    parts = cut(make_rows(48), [24, 24])
+    with pytest.raises(KeyError):
+        train_on_threads(
+            lambda: AllReduce(topology="ring"), make_plan(), Schedule(1, 8), parts, None, [Raises()]
+        )
+
+
+def test_an_unknown_topology_is_refused():
+    with pytest.raises(ParameterError, match="topology must be one of 'auto', 'native', 'ring'"):
+        AllReduce(topology="star")

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from sparkdml.comm.backends import why_no_horovod
+from sparkdml.compression.half import BF16, FP16
+from sparkdml.compression.one_bit import OneBit
+from sparkdml.compression.power_sgd import PowerSGD
+from sparkdml.compression.top_k import TopK
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.block_momentum import BlockMomentum
 from sparkdml.strategies.easgd import EASGD
 from sparkdml.strategies.hogwild import Hogwild
+from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.strategies.local_sgd import LocalSGD
 from sparkdml.strategies.slow_mo import SlowMo
 from sparkdml.testing.digits import cut, digits, digits_plan
@@ -30,6 +35,29 @@ CASES = {
             (partial(AllReduce, backend="smoke signals"), "backend"),
             (partial(AllReduce, bucket_bytes=0), "bucket_bytes"),
         ],
+    ),
+    # One worker has no wire, so nothing is compressed.
+    "AllReduce-FP16": Case(
+        partial(AllReduce, compression=FP16()),
+        bad=[
+            (partial(AllReduce, compression="fp16"), "compression"),
+            (partial(AllReduce, compression=OneBit(), topology="ring"), "topology"),
+            (partial(AllReduce, compression=TopK(), topology="shared-memory"), "topology"),
+        ],
+    ),
+    "AllReduce-BF16": Case(partial(AllReduce, compression=BF16(), bucket_bytes=512)),
+    "AllReduce-OneBit": Case(partial(AllReduce, compression=OneBit())),
+    "AllReduce-TopK": Case(
+        partial(AllReduce, compression=TopK(0.1)),
+        plain=partial(AllReduce, compression=TopK(1.0)),
+        plain_workers=3,
+        bad=[(partial(TopK, fraction=0.0), "fraction"), (partial(TopK, fraction=1.5), "fraction")],
+    ),
+    "AllReduce-PowerSGD": Case(
+        partial(AllReduce, compression=PowerSGD(2)),
+        plain=partial(AllReduce, compression=PowerSGD(64)),  # no matrix would get smaller
+        plain_workers=3,
+        bad=[(partial(PowerSGD, rank=0), "rank")],
     ),
     "LocalSGD": Case(
         partial(LocalSGD, steps=4),
@@ -78,12 +106,30 @@ CASES = {
         resumes_exactly=False,  # who comes first is never the same
         bad=[(partial(Hogwild, steps=0), "steps")],
     ),
+    "LayeredSGD": Case(
+        partial(LayeredSGD, 2),
+        plain=partial(LayeredSGD, 1),
+        plain_workers=3,
+        bad=[
+            (partial(LayeredSGD, 0), "group_size"),
+            (partial(LayeredSGD, 2, backend="smoke signals"), "backend"),
+            (partial(LayeredSGD, 2, bucket_bytes=0), "bucket_bytes"),
+        ],
+    ),
 }
+# Those whose result on 2 processes must be that on 2 threads: a tenth of a second each.
 ON_PROCESSES = [
     "AllReduce",
+    "AllReduce-FP16",
+    "AllReduce-BF16",
+    "AllReduce-OneBit",
+    "AllReduce-TopK",
+    "AllReduce-PowerSGD",
     "LocalSGD",
+    "BlockMomentum",
+    "SlowMo",
     "EASGD",
-]  # whose result on 2 processes must be that on 2 threads
+]
 
 
 class TestStrategies(StrategyContract):

@@ -24,7 +24,7 @@ def make_model() -> nn.Module:
     return nn.Linear(4, 1).double()
 
 
-def test_ridge_regression_and_a_run_that_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_ridge_regression_equals_the_normal_equations(spark: SparkSession) -> None:
     generator = np.random.default_rng(1)
     x = generator.normal(size=(200, 4)) * [1.0, 10.0, 0.1, 3.0]
     y = x @ [1.0, -2.0, 3.0, 0.5] + generator.normal(size=200)
@@ -38,21 +38,17 @@ def test_ridge_regression_and_a_run_that_goes_on(spark: SparkSession, tmp_path: 
     estimator = dml.TorchEstimator(
         model=make_model,
         loss=nn.MSELoss(),
-        strategy=dml.LBFGS(l2=l2, tolerance=1e-9),
+        strategy=dml.LBFGS(l2=l2, tolerance=1e-8),
         numWorkers=2,
         batchSize=32,
         epochs=60,
-        checkpoint=str(tmp_path / "run"),
         verbose=0,
     )
-    first = estimator.copy().setEpochs(3).fit(df)
-    fitted = estimator.fit(df)  # goes on with the fourth iteration
+    fitted = estimator.fit(df)
     found = fitted.module.state_dict()
     weights = np.append(found["weight"].numpy(), found["bias"].numpy())
-    np.testing.assert_allclose(weights, expected, atol=1e-8)
+    np.testing.assert_allclose(weights, expected, atol=1e-6)
     assert "tolerance" in (fitted.history.stopped or "")
-    assert fitted.history.loss[:3] == first.history.loss
-    assert sum(fitted.history.passes) < 40
 
 
 def test_an_optimizer_has_no_place_beside_it(spark: SparkSession, tmp_path: Path) -> None:

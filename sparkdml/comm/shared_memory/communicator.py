@@ -23,25 +23,26 @@ class SharedMemoryCommunicator(OwnAllreduce):
     turns with backward.
     """
 
-    def __init__(self, base: Communicator, exchange: Exchange) -> None:
+    topology = "shared-memory"
+
+    def __init__(self, base: Communicator, exchange: Exchange, owns_base: bool = False) -> None:
         super().__init__(base, InOrder())
-        self._exchange = exchange
+        self._exchange, self._owns_base = exchange, owns_base
 
     @classmethod
     def open(cls, base: Communicator) -> SharedMemoryCommunicator | None:
         """None on every rank unless all ranks of `base`, at least two, share memory."""
         host = find_host(base)
-        if host.exchange is None:
-            return None
-        if not host.is_whole_world:
-            host.exchange.close()
-            return None
-        return cls(base, host.exchange)
+        if host.exchange is not None and host.is_whole_world:
+            return cls(base, host.exchange)
+        host.close()
+        return None
 
     def takes(self, tensor: Tensor) -> bool:
         return tensor.dtype in DTYPES and tensor.device.type == "cpu"
 
     def _reduce_flat_(self, flat: Tensor, op: ReduceOp) -> None:
+        self.traffic.sent(flat.nbytes)  # once, for all the others to read
         self._exchange.reduce_(flat, op)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
@@ -60,3 +61,10 @@ class SharedMemoryCommunicator(OwnAllreduce):
 
     def _release(self) -> None:
         self._exchange.close()
+        if self._owns_base:
+            self.base.close()
+
+    def _release_at_once(self) -> None:
+        self._exchange.close()
+        if self._owns_base:
+            self.base.abort()

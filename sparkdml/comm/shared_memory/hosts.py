@@ -33,6 +33,11 @@ class Host:
         """Whether all ranks, more than one, share this rank's memory."""
         return self.exchange is not None and self.num_hosts == 1
 
+    def close(self) -> None:
+        """Where nobody will use the memory."""
+        if self.exchange is not None:
+            self.exchange.close()
+
 
 def find_host(comm: Communicator) -> Host:
     """Meet the ranks of this rank's host in one segment; every rank of `comm` calls it."""

@@ -1,8 +1,8 @@
 """Recursive halving, then doubling: partners at distance 1, 2, 4, … exchange halves.
 
-At each step a rank keeps one half of what it holds and sends the other to its partner, so that after
-log2(n) steps it has one finished part of n; then the same partners, backwards, exchange what is
-finished. As many bytes as a ring, 2(n-1)/n · S, in only 2·log2(n) messages.
+At each step a rank keeps one half of what it holds and sends the other to its partner, so that
+after log2(n) steps it has one finished part of n; then the same partners, backwards, exchange what
+is finished. As many bytes as a ring, 2(n-1)/n · S, in only 2·log2(n) messages.
 
 Where n is not a power of two, the ranks beyond the largest one, p, first give their tensor to a
 partner and get the result in the end: for each such pair S bytes and one message more in each

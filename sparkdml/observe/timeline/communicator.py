@@ -45,6 +45,9 @@ class TracedCommunicator(Communicator):
         super().count_into(traffic)
         self._inner.count_into(traffic)
 
+    def carries(self, tensor: Tensor) -> bool:
+        return self._inner.carries(tensor)
+
     def _record(self, name: str, begin: int, tensors: Sequence[Tensor]) -> None:
         if self._spans.recording:
             args = {"bytes": sum(tensor.nbytes for tensor in tensors)}

@@ -42,3 +42,12 @@ def open_traced(spans: NoSpans, backend: str, world: World) -> Communicator:
         horovod.start()
         spans.horovod = horovod
     return TracedCommunicator(inner, spans)
+
+
+def traced(comm: Communicator, spans: NoSpans) -> Communicator:
+    """One that a strategy has opened for itself, recorded too where anything is."""
+    if not isinstance(spans, SpanRecorder):
+        return comm
+    from sparkdml.observe.timeline.communicator import TracedCommunicator
+
+    return TracedCommunicator(comm, spans)

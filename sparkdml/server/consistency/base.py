@@ -8,6 +8,7 @@ no order of such events can hold the others up for ever. Pure: no time, no netwo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -18,6 +19,8 @@ class Consistency(ABC):
     # Whether the pushes of a clock are added up, in the order of the workers, and applied once
     # when everyone has finished the clock.
     aggregates = False
+    # Whether clients keep what they have read, to read it again.
+    caches = False
 
     @abstractmethod
     def may_read(self, clock: int, slowest: int) -> bool:
@@ -33,6 +36,8 @@ class Clocks:
 
     def __init__(self) -> None:
         self._clocks: dict[int, int] = {}
+        self._awaited: frozenset[int] = frozenset()
+        self._started = True
         self._highest_slowest = 0
 
     @property
@@ -41,14 +46,19 @@ class Clocks:
 
     @property
     def slowest(self) -> int:
-        """The clock that everyone who is waited for has finished. Never goes back.
-
-        Without workers there is nobody to wait for: then it is the highest clock that was seen.
-        """
+        """The clock that everyone who is waited for has finished. Never goes back."""
         return self._highest_slowest
 
     def clock_of(self, worker: int) -> int | None:
         return self._clocks.get(worker)
+
+    def expect(self, workers: Iterable[int], started: bool = True) -> None:
+        """These are in the group: nothing moves on before all of them were heard of here.
+
+        Nor before the group has `started`: until then others may come who begin at clock 0.
+        """
+        self._awaited, self._started = frozenset(workers), started
+        self._update()
 
     def join(self, worker: int) -> int:
         """A worker comes, or comes back: it stands beside the slowest. Returns its clock."""
@@ -60,20 +70,25 @@ class Clocks:
         if worker not in self._clocks:
             self.join(worker)
         self._clocks[worker] = max(self._clocks[worker], clock)
-        self._update(self._clocks.values())
+        self._update()
 
     def leave(self, worker: int) -> None:
         """In good order: what it has finished counts."""
         last = self._clocks.pop(worker, None)
-        if last is not None:
-            self._update(self._clocks.values() or [last])
+        self._awaited -= {worker}
+        self._update(last)
 
     def die(self, worker: int) -> None:
         """What it pushed stays, but nobody waits for the rest of its clock."""
         last = self._clocks.pop(worker, None)
-        if last is not None:
-            # The last one to go may have pushed in a clock that it didn't finish.
-            self._update(self._clocks.values() or [last + 1])
+        self._awaited -= {worker}
+        # The last one to go may have pushed in a clock that it didn't finish.
+        self._update(None if last is None else last + 1)
 
-    def _update(self, clocks: object) -> None:
-        self._highest_slowest = max(self._highest_slowest, min(clocks))  # type: ignore[call-overload]
+    def _update(self, last: int | None = None) -> None:
+        """`last` counts where nobody is left."""
+        if not self._started or not self._awaited <= self._clocks.keys():
+            return
+        slowest = min(self._clocks.values(), default=last)
+        if slowest is not None:
+            self._highest_slowest = max(self._highest_slowest, slowest)

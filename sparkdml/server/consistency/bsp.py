@@ -19,6 +19,3 @@ class BSP(Consistency):
 
     def may_read(self, clock: int, slowest: int) -> bool:
         return slowest >= clock
-
-    def may_reuse(self, stamp: int, clock: int) -> bool:
-        return stamp >= clock

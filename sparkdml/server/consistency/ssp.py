@@ -16,6 +16,7 @@ from sparkdml.server.consistency.base import Consistency
 
 @dataclass(frozen=True)
 class SSP(Consistency):
+    caches = True
     staleness: int = 3
 
     def __post_init__(self) -> None:

@@ -16,7 +16,6 @@ from sparkdml.comm.topologies.double_tree import double_tree, parents, places
 from sparkdml.comm.topologies.halving_doubling import halving_doubling
 from sparkdml.comm.topologies.ring import ring
 from sparkdml.comm.topologies.tree import binomial, tree
-from sparkdml.testing.counting import CountingMessages
 
 TOPOLOGIES = {"ring": ring, "tree": tree, "double": double_tree, "halving": halving_doubling}
 SIZES = range(1, 10)
@@ -26,9 +25,9 @@ def reduced_by(topology, inputs, op="sum"):
     """Every rank's result, and what it sent."""
 
     def on_rank(comm):
-        tensor, messages = inputs[comm.rank].clone(), CountingMessages(comm.point_to_point)
-        topology(messages, comm.rank, comm.size, tensor, IN_PLACE[op])
-        return tensor, messages
+        tensor = inputs[comm.rank].clone()
+        topology(comm.point_to_point, comm.rank, comm.size, tensor, IN_PLACE[op])
+        return tensor, comm.traffic
 
     return zip(*run_threads(len(inputs), on_rank), strict=True)
 
@@ -66,49 +65,48 @@ def test_every_op_and_dtype(name, op, dtype):
 def test_a_long_tensor_goes_in_segments(name, monkeypatch):
     monkeypatch.setattr(tree_module, "SEGMENT_BYTES", 64)
     inputs = inputs_of(6, 101)
-    results, messages = reduced_by(TOPOLOGIES[name], inputs)
+    results, traffic = reduced_by(TOPOLOGIES[name], inputs)
     torch.testing.assert_close(results[3], sum(inputs))
     assert all(torch.equal(result, results[0]) for result in results)
-    assert sum(each.bytes_sent for each in messages) == 2 * 5 * 101 * 4
-    assert sum(each.num_sent for each in messages) > 2 * 5 * 2
+    assert sum(each.bytes for each in traffic) == 2 * 5 * 101 * 4
+    assert sum(each.messages for each in traffic) > 2 * 5 * 2
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_a_ring_sends(size):
     total = 4 * 9 * 8 * 7 * 5  # divisible by every size
-    _, messages = reduced_by(ring, inputs_of(size, total // 4))
-    for each in messages:
-        assert each.bytes_sent == 2 * (size - 1) * total // size
-        assert each.num_sent == each.num_received == 2 * (size - 1)
+    _, traffic = reduced_by(ring, inputs_of(size, total // 4))
+    for each in traffic:
+        assert each.bytes == 2 * (size - 1) * total // size
+        assert each.messages == 2 * (size - 1)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_halving_and_doubling_sends(size):
     total = 4 * 16
-    _, messages = reduced_by(halving_doubling, inputs_of(size, total // 4))
+    _, traffic = reduced_by(halving_doubling, inputs_of(size, total // 4))
     power = 2 ** int(log2(size))
-    for rank, each in enumerate(messages):
-        if rank >= power:  # folded: gives its tensor away, gets the result
-            assert (each.bytes_sent, each.num_sent + each.num_received) == (total, 2)
+    for rank, each in enumerate(traffic):
+        if rank >= power:  # folded: gives its tensor away, and gets the result from its partner
+            assert (each.bytes, each.messages) == (total, 1)
             continue
         is_partner = rank + power < size
-        assert each.bytes_sent == 2 * (power - 1) * total // power + is_partner * total
-        assert each.num_sent == 2 * log2(power) + is_partner
-        assert each.num_received == 2 * log2(power) + is_partner
+        assert each.bytes == 2 * (power - 1) * total // power + is_partner * total
+        assert each.messages == 2 * log2(power) + is_partner
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_trees_send(size):
     total = 4 * 16
-    _, messages = reduced_by(tree, inputs_of(size, total // 4))
-    for rank, each in enumerate(messages):
+    _, traffic = reduced_by(tree, inputs_of(size, total // 4))
+    for rank, each in enumerate(traffic):
         place = binomial(rank, size)
         up = place.parent is not None
-        assert each.num_sent == up + len(place.children)
-        assert each.bytes_sent == each.num_sent * total
-    _, messages = reduced_by(double_tree, inputs_of(size, total // 4))
-    assert sum(each.bytes_sent for each in messages) == 2 * (size - 1) * total
-    assert max(each.bytes_sent for each in messages) <= 2 * total
+        assert each.messages == up + len(place.children)
+        assert each.bytes == each.messages * total
+    _, traffic = reduced_by(double_tree, inputs_of(size, total // 4))
+    assert sum(each.bytes for each in traffic) == 2 * (size - 1) * total
+    assert max(each.bytes for each in traffic) <= 2 * total
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,0 +1,156 @@
+"""Every topology beside Horovod's and torch's own, and W1's loop with shared memory.
+
+`python benchmarks/collectives.py --help`. All ways to sum take turns in the same processes, and so do
+the fits: only measurements of one round are divided by each other. With 4 ranks on 2 cores, ranks
+wait for a core as well as for each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+if __name__ == "__main__":  # run by its path: the repository isn't on the path yet
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.collective_ranks import HOROVOD, time_in_turns
+from benchmarks.contenders.bare_torchrun import BareTorchrun
+from benchmarks.contenders.base import Bench, Contender
+from benchmarks.contenders.feed_limit import FeedLimit
+from benchmarks.contenders.sparkdml_fit import SparkdmlFit
+from benchmarks.measurement import LATER_EPOCHS, Measurement, allreduce_metric
+from benchmarks.ratios import Round, Spread, metrics_in, seconds_of, times_as_fast
+from benchmarks.session import prepare_environment
+from benchmarks.workloads import W1, Training
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SHARED = "shared-memory"
+RANKS = (2, 4)
+SIZES, REPEATS = (1_000, 100_000, 10_000_000), (200, 100, 8)
+QUICK_SIZES, QUICK_REPEATS = (1_000, 100_000), (20, 10)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """`contender` must be `at_least` times as fast as `other`."""
+
+    contender: str
+    other: str
+    metric: str
+    at_least: float
+
+
+SUM_AIMS = [
+    Aim(SHARED, HOROVOD, allreduce_metric(size), at_least)
+    for size, at_least in zip(SIZES, (10.0, 10.0, 2.5), strict=True)
+]
+OURS = SparkdmlFit("torch", SHARED)
+LOOP: list[Contender] = [OURS, SparkdmlFit("torch", "native"), BareTorchrun(), FeedLimit()]
+LOOP_AIMS = [
+    Aim(OURS.name, FeedLimit.name, LATER_EPOCHS, 0.9),
+    Aim(OURS.name, BareTorchrun.name, LATER_EPOCHS, 1.8),
+]
+
+
+def measure_sums(ranks: int, rounds: int, quick: bool) -> list[Round]:
+    from sparkdml.testing.rank_processes import RankProcesses
+
+    sizes, repeats = (QUICK_SIZES, QUICK_REPEATS) if quick else (SIZES, REPEATS)
+    load = os.getloadavg()[0]
+    with RankProcesses(None, ranks, timeout_seconds=60.0 * rounds) as processes:
+        found = processes.run(time_in_turns, sizes, repeats, rounds)[0]
+    return [
+        {name: Measurement(seconds, load_average=load) for name, seconds in entry.items()}
+        for entry in found
+    ]
+
+
+def measure_loop(work: Training, rounds: int, bench: Bench) -> list[Round]:
+    entries: list[Round] = []
+    for number in range(1, rounds + 1):
+        entry: Round = {}
+        for contender in LOOP:
+            contender.warm_up(bench)
+            load = os.getloadavg()[0]
+            measured = contender.measure(work, bench)
+            entry[contender.name] = replace(measured, load_average=load)
+            seconds = measured.seconds[LATER_EPOCHS]
+            print(f"W1, round {number} of {rounds}, {contender.name}: {seconds:.3f} s", flush=True)
+        entries.append(entry)
+    return entries
+
+
+def table(rounds: Sequence[Round], against: str, in_ms: bool) -> list[str]:
+    """Times, and after each how many times as fast as `against` that is."""
+    metrics = [name for name in metrics_in(rounds) if in_ms or name == LATER_EPOCHS]
+    unit = "ms" if in_ms else "s"
+    head = [f"{metric}, {unit}" for metric in metrics]
+    lines = [f"| | {' | '.join(head)} |", f"|---{'|---' * len(head)}|"]
+    for name in rounds[0]:
+        cells = []
+        for metric in metrics:
+            spread = Spread.of(seconds_of(rounds, name, metric))
+            ratio = times_as_fast(rounds, name, [against], metric)
+            time = "-" if spread is None else f"{spread.median * (1e3 if in_ms else 1):.3f}"
+            cells.append(time if ratio is None else f"{time} ({_describe(ratio)})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return [*lines, "", f"In brackets: how many times as fast as {against} (least to most)."]
+
+
+def judge(rounds: Sequence[Round], aims: Sequence[Aim]) -> list[str]:
+    lines = []
+    for aim in aims:
+        ratio = times_as_fast(rounds, aim.contender, [aim.other], aim.metric)
+        if ratio is not None:
+            reached = "yes" if ratio.median >= aim.at_least else "no"
+            what = f"{aim.metric}: {aim.contender} against {aim.other}"
+            lines.append(f"| {what} | {aim.at_least:g} | {_describe(ratio)} | {reached} |")
+    return lines
+
+
+def _describe(ratio: Spread) -> str:
+    return f"{ratio.median:.2f}; {ratio.low:.2f} to {ratio.high:.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("benchmarks/collectives.py", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--only", choices=("sums", "loop"), help="one of the two parts")
+    parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one fit")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
+    options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1 but got {options.rounds}")
+    prepare_environment()
+    options.results.mkdir(parents=True, exist_ok=True)
+    lines, judged = ["# Collectives", ""], []
+    if options.only != "loop":
+        for ranks in RANKS:
+            sums = measure_sums(ranks, options.rounds, options.quick)
+            against = HOROVOD if HOROVOD in sums[0] else next(iter(sums[0]))
+            lines += [f"## {ranks} ranks", "", *table(sums, against, in_ms=True), ""]
+            judged += judge(sums, SUM_AIMS) if ranks == 2 else []
+    if options.only != "sums":
+        rows = 16_000 if options.quick else W1.rows
+        work = replace(W1, name="W1-steady", rows=rows, epochs=2 if options.quick else 4)
+        bench = Bench(options.results / "data", options.timeout)
+        try:
+            loop = measure_loop(work, options.rounds, bench)
+        finally:
+            bench.close()
+        lines += ["## W1's loop", "", *table(loop, FeedLimit.name, in_ms=False), ""]
+        judged += judge(loop, LOOP_AIMS)
+    lines += ["## Aims", "", "| | wanted | measured | reached |", "|---|---|---|---|", *judged]
+    text = "\n".join(lines)
+    (options.results / "collectives.md").write_text(text + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

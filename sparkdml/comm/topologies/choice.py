@@ -1,0 +1,29 @@
+"""Which topology is the fastest, by message size, number of ranks and hosts: `topology="auto"`.
+
+Inside one host, memory is the fastest at every size that was measured. Between hosts with one rank
+each, the table below says up to which size a tree of our own messages is faster than what the
+backend does. It was measured over loopback sockets with `benchmarks/collectives.py` (2 cores,
+torch 2.13's gloo and Horovod 0.28.1 on Gloo, 2026-11-17), not over a real network: so it says what
+the software costs for each message, which is what short tensors pay for.
+"""
+
+from __future__ import annotations
+
+# Number of ranks -> the bytes up to which "tree" is faster than "native".
+TREE_UP_TO_BYTES = {2: 400_000, 3: 400_000, 4: 400_000}
+
+
+def choose(num_bytes: int, size: int, num_hosts: int) -> str:
+    """The topology for a message of this size among `size` ranks on `num_hosts` hosts."""
+    if size == 1:
+        return "native"
+    if num_hosts == 1:
+        return "shared-memory"
+    if num_hosts < size:
+        return "hierarchical"
+    return "tree" if num_bytes <= tree_limit(size) else "native"
+
+
+def tree_limit(size: int) -> int:
+    """0 where nothing was measured: the backend knows best."""
+    return TREE_UP_TO_BYTES.get(size, 0)

@@ -1,0 +1,143 @@
+"""`dml.compare`: one model, one set of rows, several strategies; what each costs and where it ends.
+
+It answers the survey's questions of distributed learning: is the state of a single process reached,
+how far from it, how fast, and where does each strategy lie between computation, communication and
+accuracy?
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparkdml.comparison.outcome import Outcome, distance
+from sparkdml.comparison.result import Comparison
+from sparkdml.comparison.tally import Tally
+from sparkdml.errors import ParameterError, SparkDMLError
+from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkdml.estimator import TorchEstimator
+    from sparkdml.model import TorchModel
+
+SINGLE = "single process"
+
+
+def compare(
+    estimator: TorchEstimator,
+    df: DataFrame,
+    strategies: Mapping[str, Strategy] | Sequence[Strategy],
+    *,
+    on: DataFrame | None = None,
+    single: bool = True,
+) -> Comparison:
+    """Train one model under several strategies, one after the other, and set them side by side.
+
+    Args:
+        estimator: everything but the strategy; its `optimizer` is left out where a strategy brings
+            its own steps. It must have no `checkpoint`, which would make one run of several.
+        df: the rows to train on. They are read once for each strategy: `cache()` them.
+        strategies: by name, or a list, whose names are what they print as.
+        on: the rows that the trained models are judged on; those of `df` if left out.
+        single: whether to train in one process as well, with the same rows a step, for how far
+            each strategy ends from there. (It reads the rows in another order than several workers
+            do, so that even exact synchronous SGD ends at some distance: the yardstick.)
+
+    Raises:
+        ParameterError: a strategy can't train this model; before any training.
+    """
+    named = _named(strategies)
+    _check(estimator, df, named)
+    outcomes: list[Outcome] = []
+    models: dict[str, TorchModel] = {}
+    judged_on = df if on is None else on
+    for name, strategy in named.items():
+        outcomes.append(_train(name, _with(estimator, strategy), df, judged_on, models))
+    if not models:
+        raise SparkDMLError("; ".join(f"{one.name}: {one.error}" for one in outcomes))
+    if single:
+        workers = max(one.workers for one in outcomes)
+        alone = _with(estimator, AllReduce())
+        alone._set(numWorkers=1, batchSize=workers * estimator.value("batchSize"))
+        outcomes.append(_train(SINGLE, alone, df, judged_on, models))
+    return Comparison(_with_distances(outcomes, models), models)
+
+
+def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str, Strategy]:
+    allowed = "a list of strategies, or a dict of them by name"
+    if isinstance(strategies, Strategy) or not isinstance(strategies, Mapping | Sequence):
+        raise ParameterError("strategies", strategies, allowed)
+    if isinstance(strategies, Mapping):
+        named = dict(strategies)
+    else:
+        named = {repr(strategy): strategy for strategy in strategies}
+        if len(named) < len(strategies):
+            raise ParameterError("strategies", list(named), "different from each other")
+    if not named or not all(isinstance(strategy, Strategy) for strategy in named.values()):
+        raise ParameterError("strategies", strategies, allowed)
+    if SINGLE in named:
+        raise ParameterError("strategies", SINGLE, "named otherwise: the reference has that name")
+    return named
+
+
+def _check(estimator: TorchEstimator, df: DataFrame, named: Mapping[str, Strategy]) -> None:
+    """Everything that can be found wrong before any job."""
+    place = estimator.value("checkpoint")
+    if place is not None:
+        raise ParameterError("checkpoint", place, "left out: each strategy is a run of its own")
+    for strategy in named.values():
+        _with(estimator, strategy)._prepare(df)
+
+
+def _with(estimator: TorchEstimator, strategy: Strategy) -> TorchEstimator:
+    changed: TorchEstimator = estimator.copy()
+    if strategy.brings_optimizer:
+        changed.clear(changed.getParam("optimizer"))
+    changed._set(strategy=strategy)
+    return changed
+
+
+def _train(
+    name: str,
+    estimator: TorchEstimator,
+    df: DataFrame,
+    judged_on: DataFrame,
+    models: dict[str, TorchModel],
+) -> Outcome:
+    """One strategy. What fails is told in its row: the others are worth having all the same."""
+    tally, began = Tally(), time.monotonic()
+    try:
+        fitted = estimator.fit_watched(df, tally)
+        wall_seconds = time.monotonic() - began
+        judged = fitted.evaluate(judged_on)
+    except SparkDMLError as error:
+        return Outcome(name, workers=tally.workers, error=str(error).partition("\n")[0])
+    models[name] = fitted
+    return Outcome(
+        name=name,
+        workers=tally.workers,
+        epochs=len(fitted.history),
+        steps=int(sum(fitted.history.steps)),
+        seconds=sum(fitted.history.seconds),
+        wall_seconds=wall_seconds,
+        loss=judged["loss"],
+        metrics={metric: value for metric, value in judged.items() if metric != "loss"},
+        **tally.means(),
+    )
+
+
+def _with_distances(outcomes: list[Outcome], models: Mapping[str, TorchModel]) -> list[Outcome]:
+    if SINGLE not in models:
+        return outcomes
+    reference = models[SINGLE].module.state_dict()
+    return [
+        replace(one, distance=distance(models[one.name].module.state_dict(), reference))
+        if one.name in models
+        else one
+        for one in outcomes
+    ]

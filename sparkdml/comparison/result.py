@@ -1,0 +1,189 @@
+"""What a comparison brings: a table as text, as pandas, as HTML; a plot; a few sentences."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkdml.comparison.outcome import Outcome, on_frontier
+from sparkdml.errors import SetupError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sparkdml.model import TorchModel
+
+_MEGA = 1e6
+_RIGHT = ' style="text-align:right;padding:2px 8px"'
+
+
+class Comparison(Sequence[Outcome]):
+    """The outcomes in the order in which the strategies were given, the single process last."""
+
+    def __init__(self, outcomes: Sequence[Outcome], models: Mapping[str, TorchModel]) -> None:
+        self._outcomes = list(outcomes)
+        self.models = dict(models)  # the fitted model of each strategy that came to its end
+
+    def __getitem__(self, index: Any) -> Any:
+        """By number, or by the strategy's name."""
+        if isinstance(index, str):
+            return next(one for one in self._outcomes if one.name == index)
+        return self._outcomes[index]
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    @property
+    def frontier(self) -> list[str]:
+        """The names of those that no other one beats in computation, communication and loss."""
+        kept = on_frontier([one.costs for one in self._outcomes])
+        return [one.name for one, stays in zip(self._outcomes, kept, strict=True) if stays]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What `to_pandas` has, as plain values."""
+        frontier = set(self.frontier)
+        return [
+            {
+                "strategy": one.name,
+                "workers": one.workers,
+                "seconds": one.seconds,
+                "wall_seconds": one.wall_seconds,
+                "steps": one.steps,
+                "compute_seconds": one.compute_seconds,
+                "communication_seconds": one.communication_seconds,
+                "sent_megabytes": one.sent_bytes / _MEGA,
+                "messages": one.messages,
+                "loss": one.loss,
+                **one.metrics,
+                "distance": one.distance,
+                "frontier": one.name in frontier,
+                "error": one.error or "",
+            }
+            for one in self._outcomes
+        ]
+
+    def to_pandas(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def describe(self) -> list[str]:
+        """What the numbers say, in a sentence each."""
+        trained = [one for one in self._outcomes if one.error is None]
+        if not trained:
+            return []
+        fastest = min(trained, key=lambda one: one.seconds)
+        lowest = min(trained, key=lambda one: one.loss)
+        least = min(trained, key=lambda one: one.sent_bytes)
+        sentences = [
+            f"{fastest.name} trained fastest, in {fastest.seconds:.3g} s; {lowest.name} ended with "
+            f"the lowest loss, {lowest.loss:.4g}; {least.name} sent least, "
+            f"{least.sent_bytes / _MEGA:.3g} MB a rank."
+        ]
+        away = [one for one in trained if math.isfinite(one.distance) and one.distance > 0]
+        if away:
+            near = min(away, key=lambda one: one.distance)
+            far = max(away, key=lambda one: one.distance)
+            sentences.append(
+                f"From the single process's weights {near.name} ended {near.distance:.2g} of their "
+                f"length away, {far.name} {far.distance:.2g}."
+            )
+        beaten = [one.name for one in trained if one.name not in self.frontier]
+        if beaten:
+            sentences.append(
+                f"Another one is at least as good in computation, communication and loss, and "
+                f"better in one of them: {', '.join(beaten)}."
+            )
+        return sentences + [
+            f"{one.name} failed: {one.error}" for one in self._outcomes if one.error is not None
+        ]
+
+    def plot(self, ax: Sequence[Any] | None = None) -> Any:
+        """The loss over the seconds of training, and over what a rank sent; matplotlib's figure."""
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise SetupError("plots need matplotlib: pip install 'sparkdml[plot]'") from error
+        if ax is None:
+            figure, made = plt.subplots(1, 2, figsize=(11, 4), squeeze=False)
+            ax = list(made[0])
+            figure.set_layout_engine("constrained")
+        over_time, over_bytes = ax
+        for one in self._outcomes:
+            if one.error is not None:
+                continue
+            history = self.models[one.name].history
+            passed = [sum(history.seconds[: n + 1]) for n in range(len(history))]
+            (line,) = over_time.plot(passed, history.loss, marker=".", label=one.name)
+            over_bytes.scatter(
+                [one.sent_bytes / _MEGA],
+                [one.loss],
+                color=line.get_color(),
+                marker="D" if one.name in self.frontier else "o",
+            )
+            over_bytes.annotate(one.name, (one.sent_bytes / _MEGA, one.loss), fontsize=8)
+        over_time.set(xlabel="seconds of training", ylabel="loss of each epoch")
+        over_time.legend(frameon=False, fontsize=8)
+        over_bytes.set(xlabel="MB sent by a rank (diamonds: unbeaten)", ylabel="loss at the end")
+        over_bytes.set_xscale("symlog", linthresh=0.01)
+        for panel in ax:
+            panel.spines[["top", "right"]].set_visible(False)
+        return over_time.figure
+
+    def __repr__(self) -> str:
+        table = self._cells()
+        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if column else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in table
+        ]
+        return "\n".join([*lines, "", *self.describe()])
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._cells()
+        cells = "".join(f"<th{_RIGHT}>{html.escape(cell)}</th>" for cell in head)
+        body = "".join(
+            "<tr>" + "".join(f"<td{_RIGHT}>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in rows
+        )
+        sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.describe())
+        return (
+            '<div class="sparkdml-comparison" style="max-width:100%;overflow-x:auto"><table>'
+            f"<thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{sentences}</div>"
+        )
+
+    def _cells(self) -> list[list[str]]:
+        metrics = list(dict.fromkeys(name for one in self._outcomes for name in one.metrics))
+        head = ["strategy", "workers", "seconds", "steps", "compute s", "communication s"]
+        head += ["MB sent", "messages", "loss", *metrics, "distance", "unbeaten"]
+        frontier = set(self.frontier)
+        rows = [
+            [
+                one.name,
+                f"{one.workers}",
+                _show(one.seconds),
+                f"{one.steps:,}",
+                _show(one.compute_seconds),
+                _show(one.communication_seconds),
+                _show(one.sent_bytes / _MEGA),
+                _show(one.messages),
+                _show(one.loss),
+                *(_show(one.metrics.get(name, math.nan)) for name in metrics),
+                _show(one.distance),
+                "*" if one.name in frontier else "",
+            ]
+            for one in self._outcomes
+        ]
+        return [head, *rows]
+
+
+def _show(value: float) -> str:
+    if not math.isfinite(value):
+        return "-" if math.isnan(value) else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

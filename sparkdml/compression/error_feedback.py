@@ -1,0 +1,80 @@
+"""Error feedback: what was not sent is owed, and sent later.
+
+Debts are in units of a row's gradient. Batches differ in size, and so do the ranks' shares of a
+step: a debt that was made in a full batch must weigh no more in the last, short one than the
+gradient beside it does. A rank without rows sends nothing, and owes what it owed.
+(Seide et al. 2014, Interspeech; Karimireddy et al. 2019, arXiv 1901.09847.)
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.comm.base import Communicator, Work
+from sparkdml.compression.base import Reducer, Unfinished, begin_stats
+from sparkdml.training.flat import Bucket, FlatParams
+from sparkdml.training.totals import ROWS
+
+# Ends an exchange: what of this rank was sent, and the sum of what all ranks sent.
+End = Callable[[], tuple[Tensor, Tensor]]
+
+
+def with_debt(sums: Tensor, debt: Tensor, rows: float) -> Tensor:
+    """What should be sent for so many rows: their gradients' sum, and what is owed."""
+    return torch.add(sums, debt, alpha=rows)
+
+
+def pay_(debt: Tensor, wanted: Tensor, sent: Tensor, rows: float) -> None:
+    """What is owed after `sent` was sent where `wanted` should have been, in place."""
+    if rows:
+        torch.sub(wanted, sent, out=debt).div_(rows)
+
+
+class DebtReducer(Reducer):
+    """Error feedback around any exchange; each bucket has a debt."""
+
+    def __init__(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> None:
+        self._comm, self._params, self._buckets = comm, params, buckets
+        self._debts = [torch.zeros_like(b.grads, dtype=torch.float32) for b in buckets]
+
+    def reduce_async_(self, index: int) -> Work:
+        bucket, debt = self._buckets[index], self._debts[index]
+        # This rank's own: all were counted in the forward passes, before the first gradient was
+        # complete. They are read before the stats are on their way to be summed.
+        rows = float(self._params.stats[ROWS])
+        begun = begin_stats(self._comm, bucket)
+        if not bucket.num_parameters:
+            return Unfinished(begun, lambda: None)
+        wanted = with_debt(bucket.grads.float(), debt, rows)
+        end = self.begin(index, wanted, rows)
+
+        def finish() -> None:
+            sent, total = end()
+            pay_(debt, wanted, sent, rows)
+            bucket.grads.copy_(total)
+
+        return Unfinished(begun, finish)
+
+    @abstractmethod
+    def begin(self, index: int, wanted: Tensor, rows: float) -> End:
+        """Begin to send a bucket's flat tensor; the gradients of `rows` rows are in it."""
+
+    def state(self) -> State:
+        """Each rank's own; with another number of ranks all begin without debts."""
+        return {"debts": Entry(self._debts, "reset")}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        copy_all_(self._debts, state.get("debts"))
+
+
+def copy_all_(targets: Sequence[Tensor], saved: Sequence[Tensor] | None) -> None:
+    """From a checkpoint, if it has them."""
+    if saved is not None:
+        for target, value in zip(targets, saved, strict=True):
+            target.copy_(value)

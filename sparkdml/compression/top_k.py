@@ -1,0 +1,81 @@
+"""Only the largest part of the gradient travels, as indices and values; the rest is owed.
+
+(Aji and Heafield 2017, arXiv 1704.05021; Lin et al. 2018, "Deep Gradient Compression", arXiv
+1712.01887, without its momentum correction: the optimizer is the user's own.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sparkdml.comm.base import Communicator
+from sparkdml.compression.base import Compression, Reducer
+from sparkdml.compression.error_feedback import DebtReducer, End
+from sparkdml.errors import ParameterError
+from sparkdml.training.flat import Bucket, FlatParams
+
+
+def largest(flat: Tensor, count: int) -> Tensor:
+    """So many of the largest by size, as pairs of an index and a float's bits, by index."""
+    indices = flat.abs().topk(count, sorted=False).indices.sort().values
+    return torch.stack([indices.to(torch.int32), flat[indices].view(torch.int32)], dim=1)
+
+
+def spread(pairs: Tensor, into: Tensor) -> Tensor:
+    """Add the pairs' values to where they belong."""
+    values = pairs[:, 1].contiguous().view(torch.float32)
+    return into.index_add_(0, pairs[:, 0].long(), values)
+
+
+class TopKReducer(DebtReducer):
+    """Each rank's pairs go to all others, and are added up in rank order."""
+
+    def __init__(
+        self,
+        fraction: float,
+        comm: Communicator,
+        params: FlatParams,
+        buckets: Sequence[Bucket],
+    ) -> None:
+        super().__init__(comm, params, buckets)
+        self._counts = [max(1, round(fraction * bucket.grads.numel())) for bucket in buckets]
+
+    def begin(self, index: int, wanted: Tensor, rows: float) -> End:
+        pairs = largest(wanted, self._counts[index])
+        if not rows:
+            pairs = pairs[:0]  # all zeros
+
+        def end() -> tuple[Tensor, Tensor]:
+            total = torch.zeros_like(wanted)
+            for one in self._comm.allgather(pairs):
+                spread(one, total)
+            return spread(pairs, torch.zeros_like(wanted)), total
+
+        return end
+
+
+@dataclass(frozen=True)
+class TopK(Compression):
+    """Send the largest part of each bucket, with error feedback.
+
+    It sends fewer bytes than allreduce where `fraction` times the number of workers is below 1.
+
+    Args:
+        fraction: of the numbers of each bucket, above 0 and at most 1.
+    """
+
+    fraction: float = 0.01
+    any_topology: ClassVar[bool] = False
+    has_debts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ParameterError("fraction", self.fraction, "above 0 and at most 1")
+
+    def reducer(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> Reducer:
+        return TopKReducer(self.fraction, comm, params, buckets)

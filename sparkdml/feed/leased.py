@@ -1,0 +1,183 @@
+"""Reading by leases: a worker trains on what the desk at the driver lets it have, bit by bit."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from sparkdml.errors import CommunicationError
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.epoch_order import PlacedOrder
+from sparkdml.feed.feed import Feed
+from sparkdml.feed.order import Ints
+from sparkdml.feed.position import packed, unpacked
+from sparkdml.feed.row_wire import OwnerGone
+from sparkdml.feed.shared_rows import SharedRows
+from sparkdml.feed.shared_spool import Card
+from sparkdml.feed.shares import Piece
+
+ASK_AGAIN_SECONDS = 0.05
+PATIENCE_SECONDS = 60.0  # with rows that can't be reached
+
+Ask = Callable[..., Any]  # ctx.ask
+
+
+class PieceSource(Protocol):
+    """Where the rows are that leases speak of."""
+
+    drops_last: bool
+
+    def begin(self, epoch: int, shuffle: bool, position: Ints | None) -> tuple[int, Card]:
+        """How many rows this worker has in the epoch, and what others must know to read them."""
+        ...
+
+    def meet(self, owner: int, card: Card) -> None:
+        """Another worker's rows of the epoch."""
+        ...
+
+    def batches(self, pieces: Iterator[Sequence[Piece]]) -> Iterator[Batch]: ...
+
+
+class SpoolSource:
+    """Everybody's spools."""
+
+    def __init__(self, feed: Feed, shared: SharedRows, rank: int) -> None:
+        self._feed, self._shared, self._rank = feed, shared, rank
+        self._orders: dict[int, PlacedOrder] = {}
+        self._epoch, self._shuffle = 0, True
+        self.drops_last = feed.plan.drop_last
+
+    def begin(self, epoch: int, shuffle: bool, position: Ints | None) -> tuple[int, Card]:
+        self._epoch, self._shuffle = epoch, shuffle
+        self._orders = {self._rank: self._shared.order(self._rank, epoch, shuffle, position)}
+        told = None if position is None else packed(position)
+        return self._orders[self._rank].num_rows, {**self._shared.card, "position": told}
+
+    def meet(self, owner: int, card: Card) -> None:
+        told = card.pop("position")
+        self._shared.introduce(owner, card)
+        self._shared.reach(owner)
+        position = None if told is None else unpacked(told)
+        self._orders[owner] = self._shared.order(owner, self._epoch, self._shuffle, position)
+
+    def batches(self, pieces: Iterator[Sequence[Piece]]) -> Iterator[Batch]:
+        arrays = (self._shared.take_pieces(self._orders, item) for item in pieces)
+        return self._feed.deliver(arrays, self._epoch, 0)
+
+
+class LeasedBatch(Batch):
+    """Rows that this worker alone may use, as long as its lease is valid."""
+
+    def __init__(self, batch: Batch, confirm: Callable[[], bool]) -> None:
+        super().__init__(dict(batch), batch.num_rows)
+        self._confirm: Callable[[], bool] | None = confirm
+        self._is_valid = True
+
+    def confirm(self) -> bool:
+        """Count the rows as used; False if the lease has expired and somebody else has them.
+
+        Call it before an effect that can't be taken back, as sending a gradient. Coming for the
+        next batch does it, too.
+        """
+        if self._confirm is not None:
+            confirm, self._confirm = self._confirm, None
+            self._is_valid = confirm()
+        return self._is_valid
+
+
+class LeaseReader:
+    """One worker's batches, epoch after epoch."""
+
+    def __init__(self, ask: Ask, source: PieceSource, rank: int) -> None:
+        self._ask_desk, self._source, self._rank = ask, source, rank
+        self._begun: int | None = None
+        self._met: set[int] = set()
+        self._lost: set[int] = set()  # leases that went to others
+
+    def batches(
+        self,
+        batch_size: int,
+        epoch: int,
+        shuffle: bool = True,
+        position: Ints | None = None,
+        until: int | None = None,
+    ) -> Iterator[LeasedBatch]:
+        """What this worker is given of an epoch, or until so many rows of it have been given out.
+
+        Every row of all workers comes to one of them. `position` is of this worker's own rows.
+        """
+        self.begin(epoch, shuffle, position)
+        gone_since = None
+        while True:
+            numbers: deque[tuple[int, int]] = deque()  # of leases and rows, of what is under way
+            pieces = self._pieces(batch_size, epoch, until, numbers)
+            try:
+                for batch in self._source.batches(pieces):
+                    gone_since = None
+                    number, rows = numbers.popleft()
+                    if number in self._lost:
+                        continue
+                    use = partial(self._use, epoch, number, rows)
+                    leased = LeasedBatch(batch, use)
+                    if not (self._source.drops_last and rows < batch_size):
+                        yield leased
+                    leased.confirm()
+                return
+            except OwnerGone:  # it may be back, or its rows of use to somebody else
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > PATIENCE_SECONDS:
+                    raise
+                for number in {number for number, _ in numbers}:
+                    self._ask("back", epoch, number=number)
+                self._met = {self._rank}
+                time.sleep(ASK_AGAIN_SECONDS)
+
+    def begin(self, epoch: int, shuffle: bool = True, position: Ints | None = None) -> None:
+        """Tell the desk what this worker has. A gang that does so together need not wait later."""
+        if self._begun != epoch:
+            num_rows, card = self._source.begin(epoch, shuffle, position)
+            self._ask("begin", epoch, rows=num_rows, card=card)
+            self._begun, self._met = epoch, {self._rank}
+
+    def used_rows(self, epoch: int) -> int:
+        """How many of this worker's own rows of the epoch have been used, by whomever."""
+        return int(self._ask("used", epoch)["rows"])
+
+    def _pieces(
+        self, batch_size: int, epoch: int, until: int | None, numbers: deque[tuple[int, int]]
+    ) -> Iterator[Sequence[Piece]]:
+        while True:
+            answer = self._ask("next", epoch, batch=batch_size, until=until)
+            if "over" in answer:
+                return
+            if "wait" in answer:
+                time.sleep(ASK_AGAIN_SECONDS)
+                continue
+            number, owner, start, stop = answer["lease"]
+            if owner not in self._met:
+                numbers.append((number, 0))  # should it be gone
+                self._source.meet(owner, self._ask("card", epoch, owner=owner))
+                self._met.add(owner)
+                numbers.pop()
+            for first in range(start, stop, batch_size):
+                if number in self._lost:
+                    break
+                last = min(first + batch_size, stop)
+                numbers.append((number, last - first))
+                yield [(owner, first, last)]
+
+    def _use(self, epoch: int, number: int, rows: int) -> bool:
+        valid = bool(self._ask("use", epoch, number=number, rows=rows)["valid"])
+        if not valid:
+            self._lost.add(number)
+        return valid
+
+    def _ask(self, what: str, epoch: int, **fields: Any) -> dict[str, Any]:
+        answer = self._ask_desk(f"lease.{what}", epoch=epoch, **fields)
+        if answer is None:
+            raise CommunicationError("the driver does not answer questions about leases")
+        assert isinstance(answer, dict)
+        return answer

@@ -1,0 +1,128 @@
+"""Layered SGD: groups of workers, each with a communicator, a rank that does not train.
+
+Gradients are summed inside each group, at its communicator. Only the communicators talk to each
+other, and while they do, the workers read their next batch; then each group hears the sum of all.
+So few ranks meet over the slow network, and what they need there is hidden behind reading. The
+sum is that of AllReduce, but for the order of additions. (Yu et al. 2019, arXiv 1906.05936.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkdml.errors import ParameterError
+from sparkdml.runtime.roles import Role
+from sparkdml.strategies.allreduce import BACKENDS
+from sparkdml.strategies.base import StepStrategy
+from sparkdml.training.flat import Bucket
+from sparkdml.training.task import Task, Totals
+from sparkdml.training.totals import ROWS
+from sparkdml.training.training import Training
+
+ROOT = 0  # a group's communicator, in the group
+GOODBYE = -1.0  # rows that no step has: the workers are done
+
+
+class LayeredSGD(StepStrategy):
+    """Sum gradients inside groups first, then between the groups' communicators.
+
+    Each communicator takes a slot of its own, beside the workers': 4 workers with `group_size=2`
+    need 6. Groups are made of workers on one host where that is possible.
+
+    Args:
+        group_size: how many workers share a communicator.
+        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        bucket_bytes: how much travels at once. The communicators send a bucket on while the next
+            one is being summed.
+    """
+
+    def __init__(
+        self, group_size: int = 4, backend: str = "auto", bucket_bytes: int = 8 << 20
+    ) -> None:
+        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+            raise ParameterError("group_size", group_size, "a whole number of at least 1")
+        if backend not in BACKENDS:
+            raise ParameterError("backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
+        if bucket_bytes < 1:
+            raise ParameterError("bucket_bytes", bucket_bytes, "at least 1")
+        self.group_size, self.backend, self.bucket_bytes = group_size, backend, bucket_bytes
+
+    def roles(self, num_workers: int) -> list[Role]:
+        num_groups = -(-num_workers // self.group_size)
+        return [Role("worker", num_workers), Role("communicator", num_groups, reads="none")]
+
+    def run(self, role: str, training: Training) -> None:
+        self._join_group(role, training)
+        if role == "communicator":
+            self._relay(training)
+            return
+        super().run(role, training)
+        training.task.params.zero()
+        training.task.params.stats[ROWS] = GOODBYE
+        self.agree(training.task)
+
+    def _join_group(self, role: str, training: Training) -> None:
+        ctx = training.ctx
+        num_groups = ctx.size if role == "communicator" else ctx.world.size - ctx.size
+        groups = make_groups(ctx.world.hosts, num_groups, self.group_size)
+        is_root = role == "communicator"
+        self._group = ctx.gang.split(groups[ctx.world.rank], -1 if is_root else ctx.world.rank)
+        self._buckets: list[Bucket] = training.task.params.buckets(self.bucket_bytes)
+        self._training = training
+
+    # -- a worker -------------------------------------------------------------------------------
+
+    def start(self, training: Training) -> None:
+        training.ctx.comm.broadcast_(training.task.params.values)
+        for buffer in training.task.module.buffers():
+            training.ctx.comm.broadcast_(buffer)
+
+    def agree(self, task: Task) -> Totals:
+        for bucket in self._buckets:
+            self._group.reduce_(bucket.tensor, ROOT)
+        if self._training.epoch is not None:
+            self._training.epoch.read_ahead()  # the communicators are at work
+        for bucket in self._buckets:
+            self._group.broadcast_(bucket.tensor, ROOT)
+        return task.totals()
+
+    # -- a communicator -------------------------------------------------------------------------
+
+    def _relay(self, training: Training) -> None:
+        """Step by step, until the workers say goodbye."""
+        params, others = training.task.params, training.ctx.comm
+        while params.stats[ROWS] >= 0:
+            works = []
+            params.zero()  # its own share of the sum
+            for bucket in self._buckets:
+                self._group.reduce_(bucket.tensor, ROOT)
+                works.append(others.allreduce_async_(bucket.tensor))
+            for bucket, work in zip(self._buckets, works, strict=True):
+                work.wait()
+                self._group.broadcast_(bucket.tensor, ROOT)
+
+    def __repr__(self) -> str:
+        return (
+            f"LayeredSGD(group_size={self.group_size}, backend={self.backend!r}, "
+            f"bucket_bytes={self.bucket_bytes})"
+        )
+
+
+def make_groups(hosts: Sequence[str], num_groups: int, group_size: int) -> list[int]:
+    """The group of every rank: the last `num_groups` ranks are the communicators, one for each.
+
+    Workers of one host stay together where that is possible, and so does their communicator.
+    """
+    num_workers = len(hosts) - num_groups
+    seen = list(dict.fromkeys(hosts))
+    workers = sorted(range(num_workers), key=lambda rank: (seen.index(hosts[rank]), rank))
+    groups = [-1] * len(hosts)
+    free = list(range(num_workers, len(hosts)))
+    for place, rank in enumerate(workers):
+        groups[rank] = place // group_size
+    for group in range(num_groups):
+        home = {hosts[rank] for rank in workers if groups[rank] == group}
+        near = next((rank for rank in free if hosts[rank] in home), free[0])
+        groups[near] = group
+        free.remove(near)
+    return groups

@@ -1,0 +1,114 @@
+"""Comparing strategies: the arithmetic, the table, and a comparison on Spark."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_comparison import make_estimator, make_rows
+
+import sparkdml as dml
+from sparkdml.comparison.compare import SINGLE, compare
+from sparkdml.comparison.outcome import Outcome, distance, on_frontier
+from sparkdml.comparison.result import Comparison
+from sparkdml.comparison.tally import Tally
+
+costs = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(costs)
+def test_whoever_is_beaten_is_beaten_by_somebody_on_the_frontier(points):
+    stays = on_frontier(points)
+    assert any(stays)
+    for mine, is_kept in zip(points, stays, strict=True):
+        better = [
+            other
+            for other, kept in zip(points, stays, strict=True)
+            if kept and other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
+        ]
+        assert is_kept == (not better)
+
+
+def test_who_has_no_numbers_is_not_on_the_frontier():
+    assert on_frontier([(1.0, 1.0, math.nan), (1.0, 2.0, 3.0)]) == [False, True]
+
+
+def test_the_distance_is_relative_and_of_all_weights():
+    one = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]]), "n": torch.tensor(7)}
+    other = {"a": torch.tensor([3.0, 3.0]), "b": torch.tensor([[0.0]]), "n": torch.tensor(8)}
+    assert distance(one, one) == 0
+    assert distance(other, one) == pytest.approx(5 / 5)
+    assert distance({"a": torch.tensor([2.0])}, {"a": torch.zeros(1)}) == 2.0
+
+
+def test_the_tally_is_of_a_worker():
+    tally = Tally()
+    tally.handle(-1, {"kind": "submission", "workers": 2})
+    seconds = {"data": 1.0, "compute": 2.0, "communication": 0.5, "other": 9.0}
+    for rank in (0, 1, 1):
+        tally.handle(rank, {"kind": "rank", "seconds": seconds, "bytes": 100, "messages": 4})
+    tally.handle(0, {"kind": "epoch", "row": {}})
+    assert tally.means() == {
+        "compute_seconds": 4.5,
+        "communication_seconds": 0.75,
+        "sent_bytes": 150,
+        "messages": 6,
+    }
+
+
+def test_the_table_says_what_failed():
+    good = Outcome("good", 2, 1, 10, 1.0, 2.0, 0.5, 0.1, 1e6, 20, 0.25, {"accuracy": 0.9}, 0.1)
+    worse = Outcome("worse", 2, 1, 10, 2.0, 2.0, 0.6, 0.1, 2e6, 20, 0.5, {"accuracy": 0.8}, 0.2)
+    table = Comparison([good, worse, Outcome("bad", error="<no slots>")], {})
+    text = repr(table)
+    assert "bad failed: <no slots>" in text
+    assert "&lt;no slots&gt;" in table._repr_html_()
+    assert table.frontier == ["good"]
+    assert "better in one of them: worse." in text
+    assert " ".join(text.splitlines()[1].split()) == "good 2 1 10 0.5 0.1 1 20 0.25 0.9 0.1 *"
+    assert table["worse"].loss == 0.5
+    frame = table.to_pandas()
+    assert list(frame["sent_megabytes"][:2]) == [1.0, 2.0]
+    assert list(frame["frontier"]) == [True, False, False]
+
+
+@pytest.mark.spark
+def test_strategies_side_by_side(spark):
+    df = make_rows(spark)
+    found = compare(
+        make_estimator(), df, {"sync": dml.AllReduce(backend="torch"), "newton": dml.LBFGS()}
+    )
+    assert [one.name for one in found] == ["sync", "newton", SINGLE]
+    sync, _, single = found
+    assert [one.workers for one in found] == [2, 2, 1]
+    # Of 16 rows at most: workers share them almost evenly. Then iterations; then of 16 rows each.
+    assert sync.steps >= 20
+    assert [found[1].steps, single.steps] == [2, 20]
+    assert single.sent_bytes == 0
+    assert single.distance == 0
+    # 15 parameters, 7 stats; a ring of two sends as many bytes as the tensor has. Some more go
+    # for what is agreed on at the start and the ends.
+    steps = sync.steps + 2  # each epoch ends with one that finds no rows left
+    assert steps * 22 * 4 <= sync.sent_bytes < steps * 22 * 4 + 1000
+    assert 0 < sync.distance < 0.5
+    for one in found:
+        judged = found.models[one.name].evaluate(df)
+        assert (one.loss, one.metrics) == (judged["loss"], {"accuracy": judged["accuracy"]})
+        assert one.seconds <= one.wall_seconds
+    assert found.plot() is not None
+
+
+@pytest.mark.spark
+def test_bad_arguments_are_found_before_any_training(spark, tmp_path):
+    df = make_rows(spark)
+    for strategies in ([], {}, [dml.AllReduce(), dml.AllReduce()], ["AllReduce"], dml.AllReduce()):
+        with pytest.raises(dml.ParameterError, match="strategies"):
+            compare(make_estimator(), df, strategies)
+    with pytest.raises(dml.ParameterError, match="checkpoint"):
+        compare(make_estimator(checkpoint=str(tmp_path)), df, [dml.AllReduce()])
+    with pytest.raises(dml.ParameterError, match="clipNorm"):
+        compare(make_estimator(clipNorm=1.0), df, [dml.AllReduce(), dml.LBFGS()])

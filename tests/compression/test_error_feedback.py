@@ -1,0 +1,128 @@
+"""What is owed is never lost, and never weighs more than the gradient beside it."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdml.comm.threads import run_threads
+from sparkdml.compression.error_feedback import pay_, with_debt
+from sparkdml.compression.half import FP16
+from sparkdml.compression.one_bit import OneBit
+from sparkdml.compression.power_sgd import PowerSGD
+from sparkdml.compression.top_k import TopK
+from sparkdml.errors import ParameterError
+from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.testing.digits import digits_plan, make_reader
+from sparkdml.training.flat import FlatParams
+from sparkdml.training.job import TrainingJob
+from sparkdml.training.schedule import Schedule
+from sparkdml.training.totals import ROWS
+
+SCHEMES = [OneBit(), TopK(0.05), PowerSGD(1)]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    steps=st.lists(
+        st.tuples(st.lists(st.floats(-5, 5), min_size=3, max_size=3), st.integers(0, 9)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_what_was_sent_and_what_is_owed_is_what_was_wanted(steps):
+    """For any way to round: here to whole numbers."""
+    debt = torch.zeros(3, dtype=torch.float64)
+    for numbers, rows in steps:
+        sums = torch.tensor(numbers, dtype=torch.float64) * bool(rows)
+        owed = debt.clone()
+        wanted = with_debt(sums, debt, rows)
+        sent = wanted.round()
+        pay_(debt, wanted, sent, rows)
+        torch.testing.assert_close(sent + rows * debt, sums + rows * owed)
+        if not rows:
+            assert torch.equal(debt, owed)
+            assert not sent.any()
+
+
+def reduce_gradients(comm, scheme, gradients, rows):
+    """The sums of each step as this rank has them; what it owes and is owed in the end."""
+    torch.manual_seed(0)
+    params = FlatParams(make_reader(), num_stats=6)
+    buckets = params.buckets(600)
+    reducer = scheme.reducer(comm, params, buckets)
+    totals = []
+    for step, of_ranks in enumerate(gradients):
+        params.zero()
+        params.grads.copy_(of_ranks[comm.rank])
+        params.stats[ROWS] = rows[step][comm.rank]
+        params.stats[0] = 0.1 + comm.rank  # what must arrive as it is
+        works = [reducer.reduce_async_(index) for index in range(len(buckets))]
+        for work in works:
+            work.wait()
+        totals.append((params.grads.clone(), params.stats.clone()))
+    return totals, reducer.state()
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, FP16()], ids=repr)
+def test_ranks_get_the_same_sums_and_exact_stats(scheme):
+    torch.manual_seed(1)
+    count = sum(p.numel() for p in make_reader().parameters())
+    gradients = torch.randn(3, 3, count)
+    rows = [[8.0, 8.0, 8.0], [8.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
+    gradients *= torch.tensor(rows)[:, :, None] > 0
+    results = run_threads(3, lambda comm: reduce_gradients(comm, scheme, gradients, rows))
+    for step in range(3):
+        sums, stats = results[0][0][step]
+        for totals, _ in results[1:]:
+            assert torch.equal(totals[step][0], sums)
+            assert torch.equal(totals[step][1], stats)
+        assert stats[ROWS] == sum(rows[step])
+        assert stats[0].item() == pytest.approx(0.1 + 1.1 + 2.1)
+    assert not results[0][0][2][0].any(), "a step without rows sends nothing, not even debts"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_nothing_is_lost_on_the_way(scheme):
+    """All that was sent and all that is owed add up to all gradients: with equal batches, for then
+    a debt's unit is the same in each step."""
+    torch.manual_seed(2)
+    count = sum(p.numel() for p in make_reader().parameters())
+    gradients, rows = torch.randn(6, 2, count), [[4.0, 4.0]] * 6
+    results = run_threads(2, lambda comm: reduce_gradients(comm, scheme, gradients, rows))
+    sent = sum(sums for sums, _ in results[0][0])
+    owed = torch.stack([torch.cat(state["debts"].value) for _, state in results]).sum(0) * 4
+    if isinstance(scheme, OneBit):  # the parts of the sum are owed by their owners, in all rows
+        by_rank = [state["sum_debts"].value for _, state in results]
+        owed += torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts]) * 8
+    torch.testing.assert_close(sent + owed, gradients.sum((0, 1)), rtol=1e-4, atol=1e-4)
+    assert owed.abs().max() > 0.01, "the scheme sent everything, and this test shows nothing"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_debts_of_full_batches_do_not_swamp_a_short_one(scheme):
+    torch.manual_seed(3)
+    count = sum(p.numel() for p in make_reader().parameters())
+    per_row = torch.randn(count)
+    rows = [[64.0, 64.0]] * 4 + [[1.0, 1.0]]
+    gradients = torch.stack([torch.stack([per_row * r for r in of]) for of in rows])
+    results = run_threads(2, lambda comm: reduce_gradients(comm, scheme, gradients, rows))
+    steps = [sums / sum(of) for (sums, _), of in zip(results[0][0], rows, strict=True)]
+    assert steps[-1].norm() < 4 * max(step.norm() for step in steps[:-1])
+
+
+def test_debts_and_a_moving_loss_scale_are_refused():
+    def check(compression, precision):
+        task = digits_plan(precision=precision)
+        strategy = AllReduce(compression=compression)
+        strategy.check(TrainingJob(task, Schedule(1, 8), strategy, ()))
+
+    refused = partial(pytest.raises, ParameterError, match="precision='bf16'")
+    for scheme in SCHEMES:
+        with refused():
+            check(scheme, "fp16")
+        check(scheme, "bf16")
+    check(FP16(), "fp16")
+    check(None, "fp16")
