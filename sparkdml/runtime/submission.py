@@ -113,6 +113,8 @@ class Submission:
             timeline=options.timeline,
             depot=None if self._depot is None else self._depot.place,
             cargo_bytes=cargo_bytes or 0,
+            secret=secrets.token_bytes(32),
+            must_encrypt=cargo_bytes is None,
             counts_rows=data is not None and not is_rdd(data) and not cluster.tells_facts,
         )
         try:
