@@ -262,9 +262,10 @@ class WorkerClient:
         self, kind: Kind, entry: Entry, ticket: PartsTicket[Any], **fields: Any
     ) -> Request:
         def done(message: Message, answer: Entry) -> None:
-            if kind is Kind.PUSH:
-                self.stats.pushes += answer.status == Status.OK
-                self.stats.dropped["refused"] += answer.status == Status.REFUSED
+            if answer.status == Status.REFUSED:
+                self.stats.dropped["refused"] += 1
+            elif kind is Kind.PUSH:
+                self.stats.pushes += 1
             ticket.part_done()
 
         return Request(kind, entry, done, ticket.failed, **fields)
