@@ -12,14 +12,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sparkdml.comm.meetings import MeetingCommunicator
-from sparkdml.errors import NonFiniteLoss
+from sparkdml.errors import CommunicationError, NonFiniteLoss
 from sparkdml.feed.position import nothing_read
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add
@@ -41,7 +40,8 @@ class ServedTraining:
     def __init__(self, strategy: ParameterServer, training: Training) -> None:
         self.strategy, self.training, self.task = strategy, training, training.task
         ctx = self.ctx = training.ctx
-        self.comm = MeetingCommunicator(ctx.rank, ctx.size, partial(ctx.ask, "meeting"))
+        # A slow worker is waited for as long as it takes: who is lost for good ends the run.
+        self.comm = MeetingCommunicator(ctx.rank, ctx.size, self._ask_for_others, math.inf)
         ctx.speak_by(self.comm)
         self.updater = strategy.updater or updater_of(self.task.optimizers[ONLY])
         # What the servers hold lies in this process's memory, whatever device computes.
@@ -183,6 +183,11 @@ class ServedTraining:
 
     def _exchange(self, value: Any) -> list[Any]:
         return [json.loads(words) for words in self.comm.exchange(json.dumps(value).encode())]
+
+    def _ask_for_others(self, **fields: Any) -> Any:
+        if self.ctx.wait_for_the_end(0):
+            raise CommunicationError("the driver has ended the run, or is gone")
+        return self.ctx.ask("meeting", **fields)
 
     # -- coming, and coming back ------------------------------------------------------------------
 
