@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkdml.kvstore.serving import WithStore as WithStore
     from sparkdml.kvstore.sparse import SparseTable as SparseTable
     from sparkdml.kvstore.store import KVStore as KVStore
+    from sparkdml.linalg.multiply import multiply as multiply
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.layered_sgd import LayeredSGD as LayeredSGD
     from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
+    from sparkdml.strategies.newton_cg import NewtonCG as NewtonCG
     from sparkdml.strategies.parameter_server import ParameterServer as ParameterServer
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
@@ -121,6 +123,7 @@ _HOMES = {
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
+    "NewtonCG": "sparkdml.strategies.newton_cg",
     "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
@@ -154,6 +157,7 @@ _HOMES = {
     "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
     "compare": "sparkdml.comparison.compare",
+    "multiply": "sparkdml.linalg.multiply",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
     "run_program": "sparkdml.programs.base",
