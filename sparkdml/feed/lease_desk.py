@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from sparkdml.errors import DataError
 from sparkdml.feed.leases import LeaseTable
 from sparkdml.runtime.desk import Peer
 from sparkdml.runtime.wire import Message
@@ -80,7 +81,10 @@ class LeaseDesk:
         return self._tables[epoch]
 
     def _begin(self, owner: int, epoch: int, fields: Message) -> Message:
-        self._table(epoch).begin(owner, int(fields["rows"]))
+        if not self._table(epoch).begin(owner, int(fields["rows"])):
+            raise DataError(
+                f"worker {owner} has {fields['rows']:,} rows after a restart, and had others before"
+            )
         self._cards[epoch, owner] = fields["card"]
         return {}
 

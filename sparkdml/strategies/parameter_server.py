@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.meetings import Meetings
 from sparkdml.errors import ParameterError
@@ -26,6 +28,9 @@ from sparkdml.server.optimizers import Updater
 from sparkdml.server.seal import JobKey
 from sparkdml.strategies.base import Strategy
 from sparkdml.strategies.served_training import PROGRESS, ServedTraining
+from sparkdml.strategies.updaters import updater_of
+from sparkdml.training.callbacks import LearningRateSchedule
+from sparkdml.training.callbacks.base import overriding
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
@@ -93,6 +98,23 @@ class ParameterServer(Strategy):
                 raise ParameterError(
                     name, value, f"left out with {type(self).__name__}: the servers make the steps"
                 )
+        assert not isinstance(task.optimizer, Mapping)
+        if self.updater is None:
+            updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))  # refuses others
+        for callback in overriding(job.callbacks, "on_gradient"):
+            raise ParameterError(
+                "callbacks",
+                callback,
+                f"without on_gradient with {type(self).__name__}: the servers add gradients up",
+            )
+        if self.updater is not None and any(
+            isinstance(callback, LearningRateSchedule) for callback in job.callbacks
+        ):
+            raise ParameterError(
+                "callbacks",
+                "LearningRateSchedule",
+                "left out where updater= is given, whose learning rate it would not change",
+            )
         if getattr(task.loss, "reduction", None) == "sum":
             raise ParameterError(
                 "loss",
@@ -101,18 +123,18 @@ class ParameterServer(Strategy):
             )
 
     def desk(self, num_workers: int) -> ServerDesk:
-        return ServerDesk(self._config(JobKey.new(), num_workers))
+        return ServerDesk(self._config(JobKey.new()))
 
     def config(self, ctx: Context) -> ServerConfig:
         """In a task: the key is known to this run's tasks alone."""
         encrypted = ctx.plan.must_encrypt if self.encrypted is None else self.encrypted
-        return self._config(job_key(ctx.plan.secret, encrypted), ctx.size)
+        return self._config(job_key(ctx.plan.secret, encrypted))
 
-    def _config(self, key: JobKey, num_workers: int) -> ServerConfig:
+    def _config(self, key: JobKey) -> ServerConfig:
         return ServerConfig(
             key,
             num_servers=self.num_servers,
-            num_workers=num_workers,
+            num_workers=1,  # they meet before each epoch: nobody is to be waited for here
             consistency=self.consistency,
             replication=self.replication,
             timeout_seconds=self.timeout_seconds,

@@ -194,9 +194,9 @@ class ServedTraining:
         client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)
         try:
             client.init(VALUES, self.initial, updater=self.updater)
-            client.init(SUMS, torch.zeros_like(self.sums), updater=Add())
+            client.init(SUMS, torch.zeros_like(self.sums), updater=Add(), exact=True)
             nothing = torch.zeros(self.ctx.size, len(self.told), dtype=torch.float64)
-            client.init(PROGRESS, nothing, rows=True, updater=Add())
+            client.init(PROGRESS, nothing, rows=True, updater=Add(), exact=True)
         except BaseException:
             client.abort()
             raise

@@ -31,6 +31,7 @@ from sparkdml.training.task import Task
 
 if TYPE_CHECKING:
     from sparkdml.strategies.base import Strategy
+    from sparkdml.training.contribution import Contribution
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Training:
         self.reports = Reports(self.ctx, self.clock)
         self.spans = self.task.spans = self.ctx.spans
         self.epoch: Epoch | None = None  # the one that is being trained
+        self.contribution: Contribution | None = None  # of a worker that has trained by itself
         self.first_epoch: Epoch | None = None  # to begin with, where a strategy knows that
         self._last_saved: int | None = None  # the step of the last checkpoint, if of its kind
         self.step_callbacks: list[Callback] = overriding(self.callbacks, "on_step_end")
