@@ -259,7 +259,8 @@ class Context:
             self._shared.close()
             self._shared = None
         if self._feed is not None:
-            self._feed.close(keep=failed and self.plan.checkpoint is not None)
+            goes_on = self.plan.checkpoint is not None and self.plan.role.gang
+            self._feed.close(keep=failed and goes_on)
 
     def close(self, failed: bool) -> None:
         """Give everything back; after a failure without waiting for the other ranks."""
