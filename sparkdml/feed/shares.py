@@ -11,7 +11,10 @@ SMALLEST_SHARE = 1 / 16  # of an even one: a rank without rows could not show th
 
 
 def divide(total: int, speeds: Sequence[float]) -> list[int]:
-    """`total` rows in proportion to the speeds, to the nearest row; nobody gets next to nothing."""
+    """`total` rows in proportion to the speeds, to the nearest row; nobody gets next to nothing.
+
+    Nor a single row, where that can be avoided: BatchNorm has no use for it.
+    """
     floor = SMALLEST_SHARE * sum(speeds) / len(speeds)
     raised = [max(speed, floor) for speed in speeds]
     exact = [total * speed / sum(raised) for speed in raised]
@@ -19,6 +22,13 @@ def divide(total: int, speeds: Sequence[float]) -> list[int]:
     by_rest = sorted(range(len(exact)), key=lambda rank: (counts[rank] - exact[rank], rank))
     for rank in by_rest[: total - sum(counts)]:
         counts[rank] += 1
+    for rank in range(len(counts)):
+        others = [other for other in range(len(counts)) if other != rank]
+        if counts[rank] == 1 and any(counts[other] for other in others):
+            largest = max(others, key=lambda other: counts[other])
+            moved = 1 if counts[largest] > 3 else -1
+            counts[rank] += moved
+            counts[largest] -= moved
     return counts
 
 
