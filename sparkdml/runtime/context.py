@@ -101,6 +101,12 @@ class Context:
         """The communicator of all roles of the gang: `comm` itself where there is but one."""
         return self._open_communicators()[0]
 
+    def speak_by(self, comm: Communicator) -> None:
+        """Another communicator for the workers of this role, where they are no gang."""
+        assert not self.plan.role.gang, "a gang has one"
+        comm.count_into(self.traffic)
+        self._gang = self._comm = comm
+
     def _open_communicators(self) -> tuple[Communicator, Communicator]:
         if self._gang is None or self._comm is None:
             self._gang = open_traced(self.spans, self.plan.backend, self.world)
@@ -209,9 +215,9 @@ class Context:
             raise SetupError("ctx.rows() reads an RDD: pass one as data=, or use ctx.feed()")
         return self._rows
 
-    def ask(self, about: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+    def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
         """A question to the run's desk at the driver; None if there is no answer in time."""
-        return self._link.ask("desk", timeout_seconds, about=about, fields=fields)
+        return self._link.ask("desk", timeout_seconds, about=what, fields=fields)
 
     def wait_for_the_end(self, timeout_seconds: float) -> bool:
         """For who serves others: whether the driver has said, by then, that the run is over."""

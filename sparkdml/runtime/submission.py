@@ -7,6 +7,7 @@ workers, show progress, and cancel all jobs on Ctrl-C or when one of them has fa
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 import uuid
 import warnings
@@ -26,7 +27,8 @@ from sparkdml.runtime.context import NO_ROWS
 from sparkdml.runtime.desk import Desk, Peer
 from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint, Member
 from sparkdml.runtime.interrupts import Interrupts
-from sparkdml.runtime.jobs import Parts, is_rdd, make_job
+from sparkdml.runtime.jobs import is_rdd, make_job
+from sparkdml.runtime.merging import Merge, join_pieces
 from sparkdml.runtime.plan import Options, Plan
 from sparkdml.runtime.preflight import cargo_threshold
 from sparkdml.runtime.restarts import describe_failure
@@ -64,6 +66,7 @@ class Submission:
         checkpoint: CheckpointPlan | None = None,
         spools: Spools | None = None,
         desk: Desk | None = None,
+        merge: Merge | None = None,
     ) -> None:
         jobs = job_roles(roles)
         leader = jobs[0][0]
@@ -112,7 +115,10 @@ class Submission:
             heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
             timeline=options.timeline,
             depot=None if self._depot is None else self._depot.place,
-            cargo_bytes=cargo_bytes or 0,
+            # What is to be merged on executors can't lie at the driver.
+            cargo_bytes=sys.maxsize if merge is not None else cargo_bytes or 0,
+            secret=secrets.token_bytes(32),
+            must_encrypt=cargo_bytes is None,
             counts_rows=data is not None and not is_rdd(data) and not cluster.tells_facts,
         )
         try:
@@ -123,7 +129,9 @@ class Submission:
                 plan = self._plan_of(job, first)
                 profile = cluster.task_profile(plan.resources)
                 source = data if plan.source != "none" else None
-                made = make_job(spark, source, plan, body, profile)
+                made = make_job(
+                    spark, source, plan, body, profile, None if plan.first_number else merge
+                )
                 self._jobs.append(RoleJob(cluster, made, plan, options.name))
         except BaseException:
             self._close()
@@ -153,7 +161,8 @@ class Submission:
             with Interrupts(self._options.keeps_on_interrupt) as interrupts:
                 self._watch(interrupts)
             self._dismiss_others()
-            results = join_parts([part for job in self._jobs for part in job.parts])
+            pieces = [piece for job in self._jobs for piece in job.parts]
+            results = list(join_pieces(pieces).values())
             if not results:
                 raise DataError(NO_ROWS)  # Spark runs no task at all over what it knows is empty
             return results if self._depot is None else [self._depot.collect(r) for r in results]
@@ -286,13 +295,3 @@ class Submission:
         if self._spools is not None:
             self._spools.facts = known
         return known
-
-
-def join_parts(parts: Parts) -> list[Any]:
-    """Every rank's result, put together from its pieces, which came by Spark's own channel."""
-    from pyspark import cloudpickle
-
-    payloads: dict[int, list[bytes]] = {}
-    for rank, _, payload in sorted(parts, key=lambda part: part[:2]):
-        payloads.setdefault(rank, []).append(payload)
-    return [cloudpickle.loads(b"".join(payloads[rank])) for rank in sorted(payloads)]

@@ -54,6 +54,7 @@ class WorkerClient:
         self._pushes = Outstanding()
         self._num_barriers = 0
         self._clock = 0
+        self._clock_began, self._waited = time.monotonic(), 0.0
         self._closed = False
         self._courier = Courier(worker, config, ask, self.stats)
         try:
@@ -277,9 +278,14 @@ class WorkerClient:
     def clock(self) -> int:
         start = time.monotonic()
         self._pushes.wait()
-        self.stats.wait_seconds += time.monotonic() - start
+        now = time.monotonic()
+        self.stats.wait_seconds += now - start
         self._check()
-        self._clock += 1
+        # One that was excused for being slow goes on where the others are.
+        self._clock = max(self._clock + 1, self._courier.moved_on)
+        waited = self.stats.wait_seconds
+        self._courier.busy_seconds = max(0.0, now - self._clock_began - (waited - self._waited))
+        self._clock_began, self._waited = now, waited
         self._courier.tell_clock(self._clock)
         return self._clock
 

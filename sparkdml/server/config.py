@@ -8,6 +8,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.server.consistency.asp import ASP
 from sparkdml.server.consistency.base import Consistency
 from sparkdml.server.consistency.bsp import BSP
+from sparkdml.server.consistency.expulsion import Expulsion
 from sparkdml.server.filters import Filter
 from sparkdml.server.keys import PART_BYTES
 from sparkdml.server.seal import JobKey
@@ -26,6 +27,7 @@ class ServerConfig:
         finite_only: drop pushes with NaN or infinity in them, and count them.
         filter: what of an update is worth sending now; the rest is held back and added up.
         half: send pushes and pulls of floats in half precision.
+        expulsion: the rule by which a worker that is too slow is no longer waited for.
         beat_seconds: how often members say that they live.
         lost_after_seconds: of silence, before a member counts as dead.
         timeout_seconds: how long a worker tries before it gives up.
@@ -40,6 +42,7 @@ class ServerConfig:
     finite_only: bool = False
     filter: Filter | None = None
     half: bool = False
+    expulsion: Expulsion | None = None
     beat_seconds: float = 0.25
     lost_after_seconds: float = 5.0
     timeout_seconds: float = 60.0

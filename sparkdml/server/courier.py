@@ -26,7 +26,7 @@ from sparkdml.server.keys import Key
 from sparkdml.server.row_cache import MIN_BYTES, signature_of
 from sparkdml.server.stats import ClientStats
 from sparkdml.server.view import View
-from sparkdml.server.wire import Outbox, Waker, new_number
+from sparkdml.server.wire import Outbox, Watcher, new_number
 
 MESSAGE_BYTES = 2 << 20
 MESSAGE_ENTRIES = 512
@@ -83,7 +83,7 @@ class Courier:
         self.worker, self.own = worker, new_number()
         self._config, self._ask, self._stats = config, ask, stats
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._waker = Waker()
+        self._watcher = Watcher()
         self._lock = threading.Lock()
         self._submitted: deque[Request] = deque()
         self._lanes: defaultdict[Key, deque[Request]] = defaultdict(deque)
@@ -93,6 +93,8 @@ class Courier:
         self._view = View()
         self._new_view: View | None = None
         self._clock = 0
+        self.busy_seconds = 0.0  # that the last clock took, without its waits
+        self.moved_on = 0  # the clock that the others have left us behind at
         self.start_clock: int | None = None  # where this worker begins; known after the greeting
         self.greeted = threading.Event()
         self._news = threading.Event()
@@ -110,7 +112,7 @@ class Courier:
         with self._lock:
             if self.error is None and not self._stop.is_set():
                 self._submitted.extend(requests)
-                self._waker.wake()
+                self._watcher.wake()
                 return
         error = self.error or CommunicationError("the client is closed")
         for request in requests:
@@ -119,16 +121,16 @@ class Courier:
     def tell_clock(self, clock: int) -> None:
         """Let every server know, and go on telling those that don't answer."""
         self._clock = clock
-        self._waker.wake()
+        self._watcher.wake()
 
     def close(self, leave: bool) -> None:
         self._leaving = leave
         self._stop.set()
         self._news.set()
-        self._waker.wake()
+        self._watcher.wake()
         for thread in self._threads:
             thread.join(timeout=self._config.timeout_seconds)
-        self._waker.close()
+        self._watcher.close()
         self._context.term()
 
     # The membership -----------------------------------------------------------------------------
@@ -149,13 +151,13 @@ class Courier:
                 known = self._new_view or self._view
                 if (view.generation, view.roster) > (known.generation, known.roster):
                     self._new_view = view
-            self._waker.wake()
+            self._watcher.wake()
         return answer
 
     def _talk(self) -> None:
         what = "server.worker_join"
         while not self._stop.is_set():
-            answer = self.ask(what)
+            answer = self.ask(what, clock=self._clock, busy_seconds=self.busy_seconds)
             if answer is not None:
                 # One that was taken for dead comes back under its number: its pushes still count.
                 what = "server.worker_join" if answer.get("expelled") else "server.worker_beat"
@@ -177,6 +179,7 @@ class Courier:
             member = view.members.get(seat)
             if member is None or member.number != line.outbox.server:
                 self._send_again(line)
+                self._watcher.remove(line.outbox.socket)
                 line.outbox.close()
                 del self._lines[seat]
         for seat, member in view.members.items():
@@ -191,6 +194,7 @@ class Courier:
                         self._stats.dropped,
                     )
                 )
+                self._watcher.add(self._lines[seat].outbox.socket)
         for line in self._lines.values():
             line.clock_told = -1  # a server that took us for dead must hear of us again
         # Parts may have moved between servers that are both alive.
@@ -215,17 +219,13 @@ class Courier:
                 line.outbox.close(linger_seconds=1.0 if self._leaving else 0.0)
 
     def _turn(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._waker.fileno(), zmq.POLLIN)
-        for line in self._lines.values():
-            poller.register(line.outbox.socket, zmq.POLLIN)
-        poller.poll(20 if self._retries else 100)
-        self._waker.clear()
+        ready = self._watcher.wait(20 if self._retries else 100)
         self._take_view()
         for line in list(self._lines.values()):
-            while (message := line.outbox.receive()) is not None:
-                self._take_answer(line, message)
-            self._look_for_losses(line)
+            if line.outbox.socket in ready:
+                while (message := line.outbox.receive()) is not None:
+                    self._take_answer(line, message)
+                self._look_for_losses(line)
         with self._lock:
             submitted = list(self._submitted)
             self._submitted.clear()
@@ -378,6 +378,7 @@ class Courier:
             line.num_lost = lost
             self._send_again(line)
         line.greeted = True
+        self.moved_on = max(self.moved_on, entry.clock)
         if self.start_clock is None or not self.greeted.is_set():
             self.start_clock = max(self.start_clock or 0, entry.clock)
             if all(self._lines[seat].greeted for seat in self._view.servers):

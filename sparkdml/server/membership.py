@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdml.server.config import ServerConfig
+from sparkdml.server.consistency.expulsion import Watch
 from sparkdml.server.view import Member, View
 
 
@@ -27,7 +28,10 @@ class Membership:
         replication = min(config.replication, config.num_servers)
         self._view = View(replication=replication)
         self._num_workers = config.num_workers
+        self._watch = Watch(config.expulsion) if config.expulsion else None
+        self._clocks: dict[int, int] = {}  # as the workers last said
         self._waiting: dict[int, Member] = {}  # servers, before the group begins
+        self._last_look = now()
         self._last_sign: dict[tuple[str, int], float] = {}
         self._settled: dict[int, int] = {}  # seat -> generation whose copies it has handed out
         self._barriers: dict[str, dict[int, int]] = {}  # name -> worker -> how often it came
@@ -159,7 +163,19 @@ class Membership:
         if self._view.workers.get(worker) != int(fields["number"]):
             return {"expelled": True}
         self._sign("worker", worker)
+        clock = int(fields.get("clock", 0))
+        if self._watch is not None and clock > self._clocks.get(worker, 0):
+            self._clocks[worker] = clock
+            self._watch.finished(worker, float(fields.get("busy_seconds", 0.0)))
+            self._excuse()
         return {}
+
+    def _excuse(self) -> None:
+        assert self._watch is not None
+        now, before = self._watch.excused, set(self._view.excused)
+        for worker in now ^ before:
+            why = "excused" if worker in now else "waited for again"
+            self._change_workers(why, worker, excused=tuple(sorted(now)))
 
     def _worker_leave(self, fields: dict[str, Any]) -> dict[str, Any]:
         worker = int(fields["worker"])
@@ -171,6 +187,10 @@ class Membership:
         self._last_sign.pop(("worker", worker), None)
         for came in self._barriers.values():
             came.pop(worker, None)
+        self._clocks.pop(worker, None)
+        if self._watch is not None:
+            self._watch.gone(worker)
+            self._excuse()
         if worker in self._view.workers:
             workers = {w: n for w, n in self._view.workers.items() if w != worker}
             # When all have gone, the next ones wait for each other again, as at first.
@@ -196,11 +216,25 @@ class Membership:
         self._last_sign[role, which] = self._now()
 
     def _find_the_silent(self) -> None:
-        deadline = self._now() - self._config.lost_after_seconds
-        for (role, which), last in list(self._last_sign.items()):
-            if last < deadline:
-                remove = self._remove_server if role == "server" else self._remove_worker
-                remove(which, "silent")
+        now, patience = self._now(), self._config.lost_after_seconds
+        asleep, self._last_look = now - self._last_look > patience / 2, now
+        silent = [who for who, last in self._last_sign.items() if now - last > patience]
+        if asleep:
+            # It was the driver that did not listen: everybody gets another chance.
+            self._last_sign = {
+                who: max(t, now - patience / 2) for who, t in self._last_sign.items()
+            }
+            return
+        for role, which in silent:
+            if role == "worker":
+                self._remove_worker(which, "silent")
+        servers = [which for role, which in silent if role == "server"]
+        if servers:
+            # One at a time: to lose two replicas at once is to lose what they hold, and the second
+            # may speak up while the first one's parts are being copied.
+            self._remove_server(servers[0], "silent")
+            for seat in servers[1:]:
+                self._last_sign["server", seat] = now - patience / 2
 
     def _note(self, what: str, which: tuple[int, ...]) -> None:
         view = self._view

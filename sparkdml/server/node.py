@@ -25,7 +25,7 @@ from sparkdml.server.row_cache import RowCache
 from sparkdml.server.shard import Shard
 from sparkdml.server.stats import NodeStats
 from sparkdml.server.view import View
-from sparkdml.server.wire import Inbox, Waker, check_bindable, own_address
+from sparkdml.server.wire import Inbox, Watcher, check_bindable, own_address
 
 # Flags of messages from workers.
 CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
@@ -66,26 +66,30 @@ class ServerNode:
         self.stats = NodeStats()
         self._config, self._ask = config, ask
         self._keep = config.consistency.aggregates
+        self._stand_in = config.consistency.stands_in
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = Inbox(self._context, host, config.key)
         self._inbox.dropped = self.stats.dropped
         self.address = own_address(host, self._inbox.port)
-        self._waker = Waker()
+        self._watcher = Watcher()
+        self._watcher.add(self._inbox.socket)
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
         self._clocks.expect((), started=False)
-        self._greeted: dict[int, int] = {}  # worker -> the roster that it knew
+        self._early: list[Message] = []  # greetings that wait for a newer view
         self._view = View()
         self._replicator = Replicator(
             seat,
             self._inbox.own,
             config.key,
             self._context,
+            self._watcher,
             self._shards,
             self.stats,
             self._look_again,
         )
         self._rows = RowCache()
+        self._advanced_at = (0, 0, 0)
         self._reads: list[Message] = []  # those that wait for the clock
         self._news = threading.Event()  # ask the membership now
         self._new_view: View | None = None
@@ -97,7 +101,7 @@ class ServerNode:
         """From any thread: end the loop soon."""
         self._stop.set()
         self._news.set()
-        self._waker.wake()
+        self._watcher.wake()
 
     def run(self) -> bool:
         """Serve until told to stop; True if the driver took it for dead, and it may come back."""
@@ -110,7 +114,7 @@ class ServerNode:
             talk.join(timeout=10)
             self._replicator.close()
             self._inbox.close()
-            self._waker.close()
+            self._watcher.close()
             self._context.term()
         if self._failure is not None:
             raise CommunicationError(f"server {self.seat}: {self._failure}")
@@ -118,17 +122,11 @@ class ServerNode:
 
     def _loop(self) -> None:
         while not self._stop.is_set():
-            poller = zmq.Poller()
-            poller.register(self._waker.fileno(), zmq.POLLIN)
-            poller.register(self._inbox.socket, zmq.POLLIN)
-            for outbox in self._replicator.outboxes:
-                poller.register(outbox.socket, zmq.POLLIN)
-            poller.poll(POLL_MILLISECONDS)
-            self._waker.clear()
+            ready = self._watcher.wait(POLL_MILLISECONDS)
             self._take_view()
-            self._replicator.receive()
+            self._replicator.receive(ready)
             # A bounded number, so that acknowledgements are not kept waiting by a flood.
-            for _ in range(64):
+            for _ in range(64 if self._inbox.socket in ready else 0):
                 message = self._inbox.receive()
                 if message is None:
                     break
@@ -164,7 +162,7 @@ class ServerNode:
                     self.stop()
                 elif "view" in answer:
                     known = self._new_view = View.from_dict(answer["view"])
-                    self._waker.wake()
+                    self._watcher.wake()
             self._news.wait(self._config.beat_seconds)
             self._news.clear()
 
@@ -176,9 +174,13 @@ class ServerNode:
         if view.generation != old.generation:
             self._replicator.adopt(view)
         for worker in self._clocks.workers:
-            if worker not in view.workers and self._greeted[worker] <= view.roster:
+            if worker not in view.workers or view.workers[worker] != old.workers.get(worker):
                 self._clocks.die(worker)
         self._clocks.expect(view.workers, view.started)
+        self._clocks.excuse(view.excused)
+        early, self._early = self._early, []
+        for message in early:
+            self._hello(message)
 
     # Messages -----------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class ServerNode:
             elif message.kind is Kind.INIT:
                 self._init(message)
             elif message.kind is Kind.REPLICATE:
-                answer = self._replicator.take_changes(message, self._keep)
+                answer = self._replicator.take_changes(message, self._keep, self._stand_in)
                 self._inbox.send(answer, message.sender)
             elif message.kind is Kind.INSTALL:
                 self._inbox.send(self._replicator.take_copy(message), message.sender)
@@ -262,7 +264,7 @@ class ServerNode:
                 before = shard.generation
                 entry.flags = PUSH if status is Status.OK else SKIP
                 if status is Status.OK:
-                    shard.take(shard.push_from(entry), self._keep)
+                    shard.take(shard.push_from(entry), self._keep, self._stand_in)
                 else:
                     self.stats.dropped["refused"] += 1
                     shard.skip(entry.session, entry.number)
@@ -380,11 +382,12 @@ class ServerNode:
 
     def _hello(self, message: Message) -> None:
         worker = message.entries[0].worker
-        if self._view.workers.get(worker, message.sender) != message.sender:
-            if message.roster <= self._view.roster:
-                return  # from a former life of this worker
-            self._clocks.die(worker)
-        self._greeted[worker] = message.roster
+        if message.roster > self._view.roster:
+            # It knows of workers that we don't: their clocks, and the start, come first.
+            self._early.append(message)
+            return
+        if self._view.workers.get(worker) != message.sender:
+            return  # it is thought to be dead, and must join first; or has joined in another life
         if message.flags == LEAVE:
             self._clocks.leave(worker)
         elif self._clocks.clock_of(worker) is None and message.clock == 0:
@@ -399,14 +402,19 @@ class ServerNode:
 
     def _advance(self) -> None:
         """Make the steps that are due, and serve the reads that waited for them."""
-        if self._keep:
-            slowest = self._clocks.slowest
+        slowest = self._clocks.slowest
+        at = (slowest, self._view.generation, len(self._shards))
+        if self._keep and at != self._advanced_at:
+            self._advanced_at = at
             for key in self._replicator.parts:
                 shard = self._shards[key]
                 while shard.stepped < slowest:
                     before = shard.generation
-                    shard.step()
+                    absent = self._view.excused if self._stand_in else ()
+                    shard.step(absent)
                     entry = Entry(*key, flags=STEP)
+                    if absent:
+                        entry.values = torch.tensor(absent, dtype=torch.int64)
                     self._replicator.changed(shard, entry, before, None)
         self._reads = [message for message in self._reads if not self._pull(message)]
 

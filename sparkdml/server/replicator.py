@@ -19,7 +19,7 @@ from sparkdml.server.seal import JobKey
 from sparkdml.server.shard import Shard
 from sparkdml.server.stats import NodeStats
 from sparkdml.server.view import View
-from sparkdml.server.wire import Outbox
+from sparkdml.server.wire import Outbox, Watcher
 
 MESSAGE_BYTES = 4 << 20
 COPIES_UNDER_WAY = 8
@@ -41,11 +41,13 @@ class Replicator:
         own: int,
         key: JobKey,
         context: zmq.Context[zmq.Socket[bytes]],
+        watcher: Watcher,
         shards: dict[Key, Shard],
         stats: NodeStats,
         look_again: Callable[[], None],
     ) -> None:
         self._seat, self._own, self._key, self._context = seat, own, key, context
+        self._watcher = watcher
         self._shards, self._stats, self._look_again = shards, stats, look_again
         self._view = View()
         self._standings: dict[Key, Standing[Token]] = {}
@@ -55,10 +57,6 @@ class Replicator:
         self._copying: dict[tuple[Key, int], float] = {}  # when it was sent
         self._unsettled: set[tuple[Key, int]] = set()
         self._waiting_since: dict[Key, float] = {}
-
-    @property
-    def outboxes(self) -> list[Outbox]:
-        return list(self._outboxes.values())
 
     @property
     def settled(self) -> int:
@@ -78,7 +76,9 @@ class Replicator:
         old, self._view = self._view, view
         for seat, member in old.members.items():
             if view.members.get(seat) != member and seat in self._outboxes:
-                self._outboxes.pop(seat).close()
+                gone = self._outboxes.pop(seat)
+                self._watcher.remove(gone.socket)
+                gone.close()
         for seat, member in view.members.items():
             if seat != self._seat and seat not in self._outboxes:
                 self._outboxes[seat] = Outbox(
@@ -89,6 +89,7 @@ class Replicator:
                     self._key,
                     self._stats.dropped,
                 )
+                self._watcher.add(self._outboxes[seat].socket)
         self._queue.clear()
         self._to_copy.clear()
         self._copying.clear()
@@ -191,10 +192,10 @@ class Replicator:
         self._copying[key, seat] = time.monotonic()
         self._stats.installs += 1
 
-    def receive(self) -> None:
-        """Take the replicas' answers."""
+    def receive(self, ready: set[object]) -> None:
+        """Take the replicas' answers, from the ends that have some."""
         for seat, outbox in list(self._outboxes.items()):
-            while (message := outbox.receive()) is not None:
+            while outbox.socket in ready and (message := outbox.receive()) is not None:
                 if message.generation > self._view.generation:
                     self._look_again()
                 for entry in message.entries:
@@ -221,6 +222,8 @@ class Replicator:
 
     def resend(self) -> None:
         """Copies that were not acknowledged in time go again, and so do changes, as copies."""
+        if not self._copying and not self._waiting_since:
+            return
         late = time.monotonic() - RESEND_SECONDS
         for (key, seat), sent_at in list(self._copying.items()):
             if sent_at < late:
@@ -237,7 +240,7 @@ class Replicator:
 
     # The replica's side -------------------------------------------------------------------------
 
-    def take_changes(self, message: Message, keep: bool) -> Message:
+    def take_changes(self, message: Message, keep: bool, stand_in: bool) -> Message:
         """Another server's changes; the answer says which were taken."""
         answer = Message(Kind.ANSWER, answers=message.number, generation=self._view.generation)
         for entry in message.entries:
@@ -249,7 +252,7 @@ class Replicator:
                 self._look_again()
             if verdict is Verdict.TAKE:
                 assert shard is not None
-                if take_change(shard, entry, keep):
+                if take_change(shard, entry, keep, stand_in):
                     shard.generation = message.generation
                 else:
                     verdict = Verdict.WANT_COPY
@@ -276,14 +279,14 @@ class Replicator:
         self._outboxes.clear()
 
 
-def take_change(shard: Shard, entry: Entry, keep: bool) -> bool:
+def take_change(shard: Shard, entry: Entry, keep: bool, stand_in: bool) -> bool:
     """Whether the change could be made: its primary made it, so it should."""
     if entry.flags == STEP:
-        shard.step()
+        shard.step(() if entry.values is None else entry.values.tolist())
     elif entry.flags == SKIP:
         shard.skip(entry.session, entry.number)
     elif shard.check(entry, finite_only=False) is Status.OK:
-        shard.take(shard.push_from(entry), keep)
+        shard.take(shard.push_from(entry), keep, stand_in)
     else:
         return False
     return True

@@ -7,6 +7,7 @@ taken only in order, so that it is never applied twice and none is left out, who
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class Shard:
     slots: Slots
     applied: dict[int, int] = field(default_factory=dict)  # client's number -> its last push
     kept: dict[int, list[Push]] = field(default_factory=dict)  # clock -> pushes, for a step
+    last: dict[int, list[Push]] = field(default_factory=dict)  # worker -> to stand in for it
     stepped: int = 0  # clocks whose steps are done
     version: int = 0
     generation: int = 0
@@ -79,12 +81,15 @@ class Shard:
             entry.session, entry.worker, entry.number, entry.clock, entry.weight, rows, values
         )
 
-    def take(self, push: Push, keep: bool) -> None:
+    def take(self, push: Push, keep: bool, stand_in: bool = False) -> None:
         """Apply a push, or keep it for its clock's step. One that is late joins the next step."""
         self.applied[push.session] = push.number
         self.version += 1
         if keep:
-            self.kept.setdefault(max(push.clock, self.stepped), []).append(push)
+            clock = max(push.clock, self.stepped)
+            self.kept.setdefault(clock, []).append(push)
+            if stand_in:
+                self.last[push.worker] = [p for p in self.kept[clock] if p.worker == push.worker]
         else:
             self._apply([push])
 
@@ -93,11 +98,18 @@ class Shard:
         self.applied[session] = number
         self.version += 1
 
-    def step(self) -> None:
-        """Apply all pushes of the next clock as one, in the order of the workers."""
+    def step(self, absent: Sequence[int] = ()) -> None:
+        """Apply all pushes of the next clock as one, in the order of the workers.
+
+        For the `absent` ones who sent nothing their last push stands in, if there is one.
+        """
         pushes = self.kept.pop(self.stepped, [])
         self.stepped += 1
         self.version += 1
+        present = {push.worker for push in pushes}
+        pushes += [
+            push for worker in absent if worker not in present for push in self.last.get(worker, [])
+        ]
         self._apply(sorted(pushes, key=Push.order))
 
     def _apply(self, pushes: list[Push]) -> None:

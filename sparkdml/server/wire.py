@@ -153,6 +153,35 @@ class Outbox:
         self._socket.close(linger=int(linger_seconds * 1000))
 
 
+class Watcher:
+    """Waits for messages on several ends, or for a wake-up."""
+
+    def __init__(self) -> None:
+        self._waker = Waker()
+        self._poller = zmq.Poller()
+        self._poller.register(self._waker.fileno(), zmq.POLLIN)
+
+    def add(self, end: zmq.Socket[bytes]) -> None:
+        self._poller.register(end, zmq.POLLIN)
+
+    def remove(self, end: zmq.Socket[bytes]) -> None:
+        self._poller.unregister(end)
+
+    def wait(self, milliseconds: int) -> set[object]:
+        """The ends that have messages."""
+        ready: set[object] = {end for end, _ in self._poller.poll(milliseconds)}
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+        return ready
+
+    def wake(self) -> None:
+        """From any thread."""
+        self._waker.wake()
+
+    def close(self) -> None:
+        self._waker.close()
+
+
 class Waker:
     """Wakes a thread that polls sockets, from any other thread."""
 

@@ -104,6 +104,17 @@ def test_autoencoder(spark: SparkSession) -> None:
     assert sum(row.broken for row in found) > 0.5 * broken
 
 
+def test_compare_strategies(spark: SparkSession) -> None:
+    import sparkdml as dml
+
+    example = load_example("compare_strategies.py")
+    train, test = example.read_digits(spark)
+    chosen = {name: example.STRATEGIES[name] for name in ("local, 8 steps", "L-BFGS")}
+    found = dml.compare(example.make_estimator(epochs=4), train, chosen, on=test, single=False)
+    assert [one.name for one in found] == list(chosen)
+    assert all(one.metrics["accuracy"] > 0.5 for one in found)
+
+
 def test_streaming(spark: SparkSession, tmp_path: Path) -> None:
     found = load_example("streaming.py").run(spark, tmp_path)
     assert found["before"] > 0.85

@@ -19,6 +19,8 @@ class Consistency(ABC):
     # Whether the pushes of a clock are added up, in the order of the workers, and applied once
     # when everyone has finished the clock.
     aggregates = False
+    # Whether the last push of a worker that is not waited for counts again where it has none.
+    stands_in = False
     # Whether clients keep what they have read, to read it again.
     caches = False
 
@@ -37,6 +39,7 @@ class Clocks:
     def __init__(self) -> None:
         self._clocks: dict[int, int] = {}
         self._awaited: frozenset[int] = frozenset()
+        self._excused: frozenset[int] = frozenset()
         self._started = True
         self._highest_slowest = 0
 
@@ -59,6 +62,14 @@ class Clocks:
         """
         self._awaited, self._started = frozenset(workers), started
         self._update()
+
+    def excuse(self, workers: Iterable[int]) -> None:
+        """Don't wait for these. One that is waited for again stands beside the slowest."""
+        before, self._excused = self._excused, frozenset(workers)
+        self._update()
+        for worker in before - self._excused:
+            if worker in self._clocks:
+                self._clocks[worker] = max(self._clocks[worker], self._highest_slowest)
 
     def join(self, worker: int) -> int:
         """A worker comes, or comes back: it stands beside the slowest. Returns its clock."""
@@ -89,6 +100,7 @@ class Clocks:
         """`last` counts where nobody is left."""
         if not self._started or not self._awaited <= self._clocks.keys():
             return
-        slowest = min(self._clocks.values(), default=last)
+        waited_for = [c for worker, c in self._clocks.items() if worker not in self._excused]
+        slowest = min(waited_for or self._clocks.values(), default=last)
         if slowest is not None:
             self._highest_slowest = max(self._highest_slowest, slowest)

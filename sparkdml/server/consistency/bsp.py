@@ -13,9 +13,20 @@ from sparkdml.server.consistency.base import Consistency
 
 @dataclass(frozen=True)
 class BSP(Consistency):
-    """Read the model after all pushes of all workers' last clock, and none of the next."""
+    """Read the model after all pushes of all workers' last clock, and none of the next.
+
+    Args:
+        stand_in: the last gradient of a worker that was excused (see `expulsion.py`) stands in for
+            the one that is missing. What it sends itself, it sends too late for its own clock: it
+            joins the next step, in place of the stand-in.
+    """
 
     aggregates = True
+    stand_in: bool = False
+
+    @property
+    def stands_in(self) -> bool:  # type: ignore[override]
+        return self.stand_in
 
     def may_read(self, clock: int, slowest: int) -> bool:
         return slowest >= clock

@@ -1,0 +1,151 @@
+"""Servers as real processes on this machine, to be killed; the membership stays with the caller."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from sparkdml.server.base import Ask
+from sparkdml.server.client import WorkerClient
+from sparkdml.server.config import ServerConfig
+from sparkdml.server.membership import Membership
+from sparkdml.server.node import serve
+from sparkdml.server.seal import JobKey
+
+PRELOADED = ["sparkdml.testing.server_processes"]
+
+
+class ServerProcesses:
+    """A group as `ServerCluster`, but for the servers' processes."""
+
+    def __init__(
+        self, num_servers: int, num_workers: int = 1, encrypted: bool = False, **settings: Any
+    ) -> None:
+        self.config = ServerConfig(
+            JobKey.new(encrypted), num_servers=num_servers, num_workers=num_workers, **settings
+        )
+        self.membership = Membership(self.config)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._processes: dict[int, Any] = {}
+        self._answering: list[threading.Thread] = []
+        self._clients: list[WorkerClient] = []
+
+    def ask(self, what: str, **fields: Any) -> Any:
+        return self.membership.answer(what, fields)
+
+    def start_server(self, seat: int) -> None:
+        self._processes[seat] = self._start(_serve, (seat, self.config), {})
+
+    def run_workers(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """`function(client, *args)`, of a module, in `count` processes; what each returned."""
+        results: dict[int, Any] = {}
+        processes = [
+            self._start(_work, (worker, self.config, function, args), results)
+            for worker in range(count)
+        ]
+        for process in processes:
+            process.join()
+            process.close()
+        for thread in self._answering[-count:]:
+            thread.join(timeout=5)
+        return [results[worker] for worker in range(count)]
+
+    def _start(self, target: Any, args: tuple[Any, ...], results: dict[int, Any]) -> Any:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=target, args=(theirs, *args))
+        process.start()
+        theirs.close()
+        thread = threading.Thread(
+            target=self._answer, args=(ours, results), name="sparkdml-answers", daemon=True
+        )
+        thread.start()
+        self._answering.append(thread)
+        return process
+
+    def _answer(self, pipe: Connection, results: dict[int, Any]) -> None:
+        """Until the process is gone."""
+        with pipe:
+            while True:
+                try:
+                    what, fields = pipe.recv()
+                    if what == "result":
+                        results[fields["worker"]] = fields["value"]
+                    else:
+                        pipe.send(self.membership.answer(what, fields))
+                except (EOFError, OSError):
+                    return
+
+    def kill(self, seat: int) -> None:
+        """As the kernel would: no last words. The membership finds out by the silence."""
+        process = self._processes.pop(seat)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        process.close()
+
+    def client(self, worker: int = 0) -> WorkerClient:
+        client = WorkerClient(worker, self.config, self.ask)
+        self._clients.append(client)
+        return client
+
+    def __enter__(self) -> ServerProcesses:
+        for seat in range(self.config.num_servers):
+            self.start_server(seat)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for client in self._clients:
+            client.abort()
+        self.membership.stop()
+        for seat, process in list(self._processes.items()):
+            process.join(timeout=5)
+            if process.is_alive():
+                self.kill(seat)
+            else:
+                process.close()
+        for thread in self._answering:
+            thread.join(timeout=5)
+
+
+def _ask_through(pipe: Connection) -> Ask:
+    import torch
+
+    torch.set_num_threads(1)
+    lock = threading.Lock()
+
+    def ask(what: str, **fields: Any) -> Any:
+        with lock:
+            try:
+                pipe.send((what, fields))
+                return pipe.recv()
+            except (EOFError, OSError):
+                os._exit(1)  # the caller is gone
+
+    return ask
+
+
+def _serve(pipe: Connection, seat: int, config: ServerConfig) -> None:
+    serve(seat, config, _ask_through(pipe))
+
+
+def _work(
+    pipe: Connection,
+    worker: int,
+    config: ServerConfig,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    with WorkerClient(worker, config, _ask_through(pipe)) as client:
+        value = function(client, *args)
+    pipe.send(("result", {"worker": worker, "value": value}))
