@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 Piece = tuple[int, int, int]  # owner, and from which to which of its rows of the epoch
 
+NOISE = 0.1  # by which speeds of like machines differ
 SMALLEST_SHARE = 1 / 16  # of an even one: a rank without rows could not show that it is quick again
 
 
@@ -65,7 +66,7 @@ def smooth(before: Sequence[float], seconds: Sequence[float], rows: Sequence[flo
     """The speeds in rows a second after a measurement: halfway, since a step may be an odd one.
 
     A rank that had no rows keeps its speed. All equal at first, whatever the unit: then the first
-    measurement counts alone.
+    measurement counts alone. What differs by no more than noise is equal: no row need move.
     """
     measured = [n / s if n and s > 0 else None for n, s in zip(rows, seconds, strict=True)]
     known = [speed for speed in measured if speed is not None]
@@ -73,7 +74,10 @@ def smooth(before: Sequence[float], seconds: Sequence[float], rows: Sequence[flo
         return list(before)
     if len(set(before)) == 1:
         typical = sum(known) / len(known)
-        return [typical if speed is None else speed for speed in measured]
-    return [
-        old if new is None else (old + new) / 2 for old, new in zip(before, measured, strict=True)
-    ]
+        after = [typical if speed is None else speed for speed in measured]
+    else:
+        pairs = zip(before, measured, strict=True)
+        after = [old if new is None else (old + new) / 2 for old, new in pairs]
+    if max(after) <= (1 + NOISE) * min(after):
+        return [sum(after) / len(after)] * len(after)
+    return after

@@ -52,3 +52,8 @@ def test_speeds_are_smoothed():
     assert first == [4.0, 1.0, pytest.approx(2.5)]  # the last has shown nothing yet
     assert smooth(first, [1.0, 1.0, 1.0], [8.0, 2.0, 0.0]) == [6.0, 1.5, 2.5]
     assert smooth(first, [0.0] * 3, [0.0] * 3) == first
+
+
+def test_speeds_that_differ_by_noise_alone_move_nothing():
+    assert smooth([1.0, 1.0], [1.0, 1.05], [10.0, 10.0]) == [pytest.approx(9.76, abs=0.01)] * 2
+    assert smooth([1.0, 1.0], [1.0, 1.2], [10.0, 10.0])[0] == 10.0
