@@ -2,8 +2,8 @@
 
 An optional path, for clusters whose network MPI knows best. Spark starts the processes, so they are
 united one by one, by accepting and connecting (see `mpi_names`), which costs a round a rank when a
-run begins. All collectives are non-blocking ones that are waited for by looking, so that a rank
-whose peer is gone hears the alarm in place of waiting for ever.
+run begins. All collectives are non-blocking ones that are waited for by looking. Open MPI tells
+nobody that a peer is gone: the ranks that wait for it hear the alarm, which the driver sounds.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ class MPICommunicator(ComposedCommunicator):
         if world.device != "cpu":
             raise SetupError("backend='mpi' is for tensors on the CPU: choose backend='torch'")
         store, alarm = connect_store(world, arrival_timeout_seconds)
-        server = store.underlying_store.get(SERVER_KEY).decode()  # type: ignore[attr-defined]
+        driver: Any = store.underlying_store  # type: ignore[attr-defined]
+        if not driver.check([SERVER_KEY]):
+            raise SetupError("backend='mpi' needs a driver that serves it: Rendezvous.serve('mpi')")
+        server = driver.get(SERVER_KEY).decode()
         mpi = _initialise(server, world.interface)
         try:
             return cls(mpi, _unite(mpi, store, world), alarm)
