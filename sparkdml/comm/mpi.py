@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -22,6 +22,7 @@ from sparkdml.comm import arguments
 from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
 from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
+from sparkdml.comm.environment import temporary_environment
 from sparkdml.comm.layout import to_words
 from sparkdml.comm.mpi_names import SERVER_KEY, open_mpi_settings, why_no_mpi
 from sparkdml.comm.torch_groups import connect_store
@@ -34,6 +35,7 @@ SPINS = 200  # looks without a sleep: a short message is there by then
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SERVER_SETTING = "OMPI_MCA_pmix_server_uri"
+_initialised_with: str | None = None  # MPI can be initialised but once in a process
 
 
 class MPIWork:
@@ -221,15 +223,21 @@ def _initialise(server: str, interface: str | None) -> Any:
     reason = why_no_mpi()
     if reason is not None and "mpi4py" in reason:
         raise SetupError(f"backend='mpi' can't be used: {reason} for the workers' Python")
-    known = os.environ.setdefault(_SERVER_SETTING, server)
-    if known != server:
+    global _initialised_with
+    if _initialised_with not in (None, server):
         raise SetupError(
             "MPI was initialised in this Python process by another driver, and can't be a second "
             "time. Set spark.python.worker.reuse=false."
         )
-    for name, value in open_mpi_settings(interface).items():
-        os.environ.setdefault(name, value)
-    return import_module("mpi4py.MPI")
+    settings = {_SERVER_SETTING: server, **open_mpi_settings(interface)}
+    with temporary_environment({**settings, **_set_by_the_user(settings)}):
+        mpi = import_module("mpi4py.MPI")  # which initialises it
+    _initialised_with = server
+    return mpi
+
+
+def _set_by_the_user(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in settings if name in os.environ}
 
 
 def _unite(mpi: Any, store: Any, world: World) -> Any:
