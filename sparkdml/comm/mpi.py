@@ -2,15 +2,15 @@
 
 An optional path, for clusters whose network MPI knows best. Spark starts the processes, so they are
 united one by one, by accepting and connecting (see `mpi_names`), which costs a round a rank when a
-run begins. All collectives are non-blocking ones that are waited for by looking, so that a rank
-whose peer is gone hears the alarm in place of waiting for ever.
+run begins. All collectives are non-blocking ones that are waited for by looking. Open MPI tells
+nobody that a peer is gone: the ranks that wait for it hear the alarm, which the driver sounds.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -22,6 +22,7 @@ from sparkdml.comm import arguments
 from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
 from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
+from sparkdml.comm.environment import temporary_environment
 from sparkdml.comm.layout import to_words
 from sparkdml.comm.mpi_names import SERVER_KEY, open_mpi_settings, why_no_mpi
 from sparkdml.comm.torch_groups import connect_store
@@ -34,6 +35,7 @@ SPINS = 200  # looks without a sleep: a short message is there by then
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SERVER_SETTING = "OMPI_MCA_pmix_server_uri"
+_initialised_with: str | None = None  # MPI can be initialised but once in a process
 
 
 class MPIWork:
@@ -84,7 +86,10 @@ class MPICommunicator(ComposedCommunicator):
         if world.device != "cpu":
             raise SetupError("backend='mpi' is for tensors on the CPU: choose backend='torch'")
         store, alarm = connect_store(world, arrival_timeout_seconds)
-        server = store.underlying_store.get(SERVER_KEY).decode()  # type: ignore[attr-defined]
+        driver: Any = store.underlying_store  # type: ignore[attr-defined]
+        if not driver.check([SERVER_KEY]):
+            raise SetupError("backend='mpi' needs a driver that serves it: Rendezvous.serve('mpi')")
+        server = driver.get(SERVER_KEY).decode()
         mpi = _initialise(server, world.interface)
         try:
             return cls(mpi, _unite(mpi, store, world), alarm)
@@ -218,15 +223,21 @@ def _initialise(server: str, interface: str | None) -> Any:
     reason = why_no_mpi()
     if reason is not None and "mpi4py" in reason:
         raise SetupError(f"backend='mpi' can't be used: {reason} for the workers' Python")
-    known = os.environ.setdefault(_SERVER_SETTING, server)
-    if known != server:
+    global _initialised_with
+    if _initialised_with not in (None, server):
         raise SetupError(
             "MPI was initialised in this Python process by another driver, and can't be a second "
             "time. Set spark.python.worker.reuse=false."
         )
-    for name, value in open_mpi_settings(interface).items():
-        os.environ.setdefault(name, value)
-    return import_module("mpi4py.MPI")
+    settings = {_SERVER_SETTING: server, **open_mpi_settings(interface)}
+    with temporary_environment({**settings, **_set_by_the_user(settings)}):
+        mpi = import_module("mpi4py.MPI")  # which initialises it
+    _initialised_with = server
+    return mpi
+
+
+def _set_by_the_user(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in settings if name in os.environ}
 
 
 def _unite(mpi: Any, store: Any, world: World) -> Any:
