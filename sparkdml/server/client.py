@@ -18,11 +18,22 @@ from torch import Tensor
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.server.base import Ask, Rows, Ticket
 from sparkdml.server.config import ServerConfig
-from sparkdml.server.courier import Courier, Request
+from sparkdml.server.courier import Courier
 from sparkdml.server.cutting import Gathering, add_up_rows, cut_rows, cut_whole, parts_of
-from sparkdml.server.frames import Entry, Kind, Message, Status
+from sparkdml.server.frames import (
+    CREATE,
+    HALF,
+    PROBE,
+    RESTORE,
+    SET_UPDATER,
+    WHOLE,
+    Entry,
+    Kind,
+    Message,
+    Status,
+)
 from sparkdml.server.keys import Indexes, Key, Table, as_indexes
-from sparkdml.server.node import CREATE, HALF, PROBE, RESTORE, SET_UPDATER, WHOLE
+from sparkdml.server.lines import Request
 from sparkdml.server.optimizers import Add, Updater
 from sparkdml.server.reading import ReadCache
 from sparkdml.server.shard import Shard

@@ -33,21 +33,25 @@ _HEADER = struct.Struct("<4sBBHQQQQIIqII")
 _ENTRY = struct.Struct("<QIBBHQIIQqQIIdII")
 _ALL_ROWS = 0xFFFFFFFF
 
-ROWS_NAMED = 1  # a flag of entries: in place of the rows, `session` has their signature
+# Flags of messages.
+CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
+LEAVE = 1  # of HELLO
+HALF, WHOLE = 1, 2  # of PULL
+# Flags of entries.
+ROWS_NAMED = 1  # of PUSH and PULL: in place of the rows, `session` has their signature
+PUSH, STEP, SKIP = 0, 1, 2  # of REPLICATE: what the change is
 
 
 class Kind(IntEnum):
-    """From a worker: HELLO to CALL. Between servers: REPLICATE and INSTALL. ANSWER: to any."""
+    """From a worker: HELLO to PULL. Between servers: REPLICATE and INSTALL. ANSWER: to any."""
 
     HELLO = 1
     INIT = 2
     PUSH = 3
     PULL = 4
-    CLOCK = 5
-    CALL = 6
-    REPLICATE = 7
-    INSTALL = 8
-    ANSWER = 9
+    REPLICATE = 5
+    INSTALL = 6
+    ANSWER = 7
 
 
 class Status(IntEnum):
