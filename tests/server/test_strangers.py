@@ -51,7 +51,7 @@ def test_bad_frames_are_dropped_and_counted(raw: Any) -> None:
         client.init("n", torch.zeros(4))
         client.push("n", torch.ones(4)).wait()
         node = cluster.nodes[0]
-        table = client._tables["n"]
+        table = client._book.find("n").table
         member = cluster.membership.view.servers[0]
         push = Message(Kind.PUSH, [Entry(table.number, 0, number=1, values=torch.ones(4))])
         push.sender, push.receiver, push.number = 55, member.number, 1
@@ -95,7 +95,7 @@ def test_who_does_not_know_the_word_is_not_let_in(raw: Any) -> None:
 def test_nonsense_from_someone_with_the_key_does_no_harm(raw: Any) -> None:
     with ServerCluster(1, consistency=TAP()) as cluster, cluster.client() as client:
         client.init("n", torch.zeros(4))
-        node, number = cluster.nodes[0], client._tables["n"].number
+        node, number = cluster.nodes[0], client._book.find("n").table.number
         member = cluster.membership.view.servers[0]
         sender = raw(node.address, cluster.config.key.word_for(member.number))
         nonsense = [
