@@ -9,12 +9,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from types import TracebackType
 
 from torch import Tensor
 
 from sparkdml.errors import CommunicationError, ParameterError
-from sparkdml.server.base import Ask, Rows, Ticket
+from sparkdml.server.base import Ask, Client, Rows, Ticket
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.courier import Courier
 from sparkdml.server.cutting import Gathering, add_up_rows, cut_rows, cut_whole
@@ -29,7 +28,7 @@ from sparkdml.server.table_book import Known, Snapshot, TableBook
 from sparkdml.server.tickets import Outstanding, PartsTicket
 
 
-class WorkerClient:
+class WorkerClient(Client):
     """The `Client` of a worker whose servers are found through `ask`; see `base.Client`."""
 
     def __init__(self, worker: int, config: ServerConfig, ask: Ask) -> None:
@@ -258,17 +257,3 @@ class WorkerClient:
         if not self._closed:
             self._closed = True
             self._courier.close(leave=False)
-
-    def __enter__(self) -> WorkerClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.abort()
