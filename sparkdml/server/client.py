@@ -199,7 +199,10 @@ class WorkerClient(Client):
     def _push_request(self, entry: Entry, ticket: PartsTicket[None]) -> Request:
         def done(message: Message, answer: Entry) -> None:
             if answer.status == Status.REFUSED:
-                self.stats.dropped["refused"] += 1
+                ticket.failed(CommunicationError("a server refused a push: has the table changed?"))
+                return
+            if answer.status == Status.NOT_FINITE:
+                self.stats.dropped["not finite"] += 1
             else:
                 self.stats.pushes += 1
             ticket.part_done()

@@ -78,22 +78,17 @@ class Counter:
         self._reads: list[Message] = []  # those that wait for the clock
 
     def pull(self, message: Message) -> None:
-        self._find_rows(message)
+        """Answer a read, now or when the clock allows it."""
         if not self._pull(message):
             self._reads.append(message)
             self._stats.longest_queue = max(self._stats.longest_queue, len(self._reads))
 
-    def serve_waiting_reads(self) -> None:
+    def waiting_reads(self) -> list[Message]:
+        """Those that waited for the clock: to be tried again."""
         waiting, self._reads = self._reads, []
-        for index, message in enumerate(waiting):
-            try:
-                if not self._pull(message):
-                    self._reads.append(message)
-            except Exception:
-                self._reads += waiting[index + 1 :]
-                raise
+        return waiting
 
-    def _find_rows(self, message: Message) -> None:
+    def find_rows(self, message: Message) -> None:
         """Put back the rows that were named by a signature, and remember those that were sent."""
         for entry in message.entries:
             entry.status = Status.OK
@@ -114,7 +109,6 @@ class Counter:
         return self._shards.get(entry.key) or Status.UNKNOWN
 
     def push(self, message: Message) -> None:
-        self._find_rows(message)
         answer = _Answer(message, self._send)
         for index, entry in enumerate(message.entries):
             entry.session, entry.clock = message.sender, message.clock
@@ -136,7 +130,7 @@ class Counter:
                 if status is Status.OK:
                     shard.take(shard.push_from(entry), self._keep, self._stand_in)
                 else:
-                    self._stats.dropped["refused"] += 1
+                    self._stats.dropped[status.name.lower().replace("_", " ")] += 1
                     shard.skip(entry.session, entry.number)
                     entry.rows = entry.values = None
                 self._replicator.changed(shard, entry, before, safe)
@@ -202,7 +196,9 @@ class Counter:
         if message.flags == PROBE:
             for index, entry in enumerate(message.entries):
                 shard = self._find(entry)
-                if isinstance(shard, Shard):
+                if isinstance(shard, Shard) and shard.table.layout != entry.version:
+                    answer.decide(index, Status.REFUSED)
+                elif isinstance(shard, Shard):
                     safe = self._when_safe(answer, index, None)
                     self._replicator.wait(entry.key, shard.version, safe)
                 else:

@@ -19,7 +19,7 @@ from sparkdml.server.base import Ask
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency.base import Clocks
 from sparkdml.server.counter import Counter, Text
-from sparkdml.server.frames import LEAVE, STEP, Entry, Kind, Message
+from sparkdml.server.frames import LEAVE, STEP, Entry, Kind, Message, Status
 from sparkdml.server.keys import Key
 from sparkdml.server.replicator import Replicator
 from sparkdml.server.shard import Shard
@@ -168,10 +168,12 @@ class ServerNode:
     # Messages -----------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        with self._nonsense_is_counted():
+        with self._nonsense_is_refused(message):
             if message.kind is Kind.PUSH:
+                self._counter.find_rows(message)
                 self._counter.push(message)
             elif message.kind is Kind.PULL:
+                self._counter.find_rows(message)
                 self._counter.pull(message)
             elif message.kind is Kind.INIT:
                 self._counter.init(message)
@@ -188,14 +190,21 @@ class ServerNode:
             self._look_again()
 
     @contextmanager
-    def _nonsense_is_counted(self) -> Iterator[None]:
-        """A message from someone with the key may still be nonsense; it must do no harm."""
+    def _nonsense_is_refused(self, message: Message) -> Iterator[None]:
+        """What comes from someone with the key may still be nonsense: it must do no harm.
+
+        Who sent it gets an answer, and needn't wait for ever.
+        """
         try:
             yield
         except (ValueError, LookupError, TypeError, RuntimeError) as error:
             if isinstance(error, SparkDMLError) and not isinstance(error, ValueError):
                 raise
             self.stats.dropped["form"] += 1
+            self._answer(
+                message,
+                [Entry(e.table, e.part, status=Status.REFUSED) for e in message.entries],
+            )
 
     def _answer(self, question: Message, entries: list[Entry], text: Text = None) -> None:
         reply = Message(
@@ -247,8 +256,9 @@ class ServerNode:
                     if absent:
                         entry.values = torch.tensor(absent, dtype=torch.int64)
                     self._replicator.changed(shard, entry, before, None)
-        with self._nonsense_is_counted():
-            self._counter.serve_waiting_reads()
+        for message in self._counter.waiting_reads():
+            with self._nonsense_is_refused(message):
+                self._counter.pull(message)
 
 
 def serve(

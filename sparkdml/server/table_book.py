@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sparkdml.errors import ParameterError
+from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.server.cutting import parts_of
 from sparkdml.server.frames import (
     CREATE,
@@ -115,13 +115,24 @@ class TableBook:
     def _missing_parts(self, table: Table) -> list[int]:
         """Those that the servers don't have: only these need be sent."""
         missing: list[int] = []
+        others: list[int] = []
 
         def note(message: Message, answer: Entry) -> None:
             if answer.status == Status.UNKNOWN:
                 missing.append(answer.part)
+            elif answer.status == Status.REFUSED:
+                others.append(answer.part)
 
-        entries = [Entry(table.number, part) for part in range(table.num_parts)]
+        entries = [
+            Entry(table.number, part, version=table.layout) for part in range(table.num_parts)
+        ]
         self._send_all(Kind.INIT, entries, note, flags=PROBE, may_be_unknown=True)
+        if others:
+            raise ParameterError(
+                "tensor",
+                f"{table.shape} of {table.dtype}, rows={table.by_row}",
+                f"like the table {table.name!r} that is there already, which differs",
+            )
         return sorted(missing)
 
     def _whole_parts(self, table: Table, parts: Iterable[int], clock: int) -> list[Shard]:
@@ -177,4 +188,10 @@ class TableBook:
 
 
 def _count_down(ticket: PartsTicket[None]) -> Callable[[Message, Entry], None]:
-    return lambda message, answer: ticket.part_done()
+    def done(message: Message, answer: Entry) -> None:
+        if answer.status == Status.REFUSED:
+            ticket.failed(CommunicationError("a server could not make sense of a table's part"))
+        else:
+            ticket.part_done()
+
+    return done
