@@ -1,8 +1,8 @@
 """Every topology beside Horovod's and torch's own, and W1's loop with shared memory.
 
-`python benchmarks/collectives.py --help`. All ways to sum take turns in the same processes, and so do
-the fits: only measurements of one round are divided by each other. With 4 ranks on 2 cores, ranks
-wait for a core as well as for each other.
+`python benchmarks/collectives.py --help`. All ways to sum take turns in the same processes, and so
+do the fits: only measurements of one round are divided by each other. With 4 ranks on 2 cores,
+ranks wait for a core as well as for each other.
 """
 
 from __future__ import annotations

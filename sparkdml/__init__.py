@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparkdml.kvstore.serving import WithStore as WithStore
     from sparkdml.kvstore.sparse import SparseTable as SparseTable
     from sparkdml.kvstore.store import KVStore as KVStore
+    from sparkdml.linalg.multiply import multiply as multiply
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
@@ -55,18 +56,27 @@ if TYPE_CHECKING:
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.context import Context as Context
+    from sparkdml.server.consistency import ASP as ASP
+    from sparkdml.server.consistency import BSP as BSP
+    from sparkdml.server.consistency import SSP as SSP
+    from sparkdml.server.consistency import TAP as TAP
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
+    from sparkdml.strategies.averaging import Averaging as Averaging
     from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
+    from sparkdml.strategies.downpour import Downpour as Downpour
     from sparkdml.strategies.easgd import EASGD as EASGD
     from sparkdml.strategies.gossip import Gossip as Gossip
     from sparkdml.strategies.hogwild import Hogwild as Hogwild
+    from sparkdml.strategies.layered_sgd import LayeredSGD as LayeredSGD
     from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
+    from sparkdml.strategies.newton_cg import NewtonCG as NewtonCG
+    from sparkdml.strategies.parameter_server import ParameterServer as ParameterServer
     from sparkdml.strategies.slow_mo import SlowMo as SlowMo
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
@@ -81,11 +91,14 @@ __version__ = "0.1.0"
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
     "ADPSGD": "sparkdml.strategies.ad_psgd",
+    "ASP": "sparkdml.server.consistency",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
-    "BF16": "sparkdml.compression.half",
-    "BackupWorkers": "sparkdml.strategies.backup_workers",
     "ArrayTable": "sparkdml.kvstore.array",
+    "Averaging": "sparkdml.strategies.averaging",
+    "BF16": "sparkdml.compression.half",
+    "BSP": "sparkdml.server.consistency",
+    "BackupWorkers": "sparkdml.strategies.backup_workers",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.block_momentum",
     "Callback": "sparkdml.training.callbacks",
@@ -96,6 +109,7 @@ _HOMES = {
     "Dataset": "sparkdml.feed.dataset",
     "EASGD": "sparkdml.strategies.easgd",
     "EMA": "sparkdml.training.callbacks",
+    "Downpour": "sparkdml.strategies.downpour",
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
@@ -107,24 +121,29 @@ _HOMES = {
     "KVStore": "sparkdml.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",
     "LBFGS": "sparkdml.strategies.lbfgs",
+    "LayeredSGD": "sparkdml.strategies.layered_sgd",
     "LearningRateSchedule": "sparkdml.training.callbacks",
     "LocalSGD": "sparkdml.strategies.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
+    "NewtonCG": "sparkdml.strategies.newton_cg",
     "MatrixTable": "sparkdml.kvstore.matrix",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "OneBit": "sparkdml.compression.one_bit",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
+    "ParameterServer": "sparkdml.strategies.parameter_server",
     "PowerSGD": "sparkdml.compression.power_sgd",
     "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
+    "SSP": "sparkdml.server.consistency",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",
     "SparseTable": "sparkdml.kvstore.sparse",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
+    "TAP": "sparkdml.server.consistency",
     "TensorBoard": "sparkdml.observe.trackers",
     "TimeLimit": "sparkdml.training.callbacks",
     "TopK": "sparkdml.compression.top_k",
@@ -140,6 +159,7 @@ _HOMES = {
     "advise": "sparkdml.comparison.advise",
     "allow_pickle": "sparkdml.persistence",
     "compare": "sparkdml.comparison.compare",
+    "multiply": "sparkdml.linalg.multiply",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",
     "run_program": "sparkdml.programs.base",

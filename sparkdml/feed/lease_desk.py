@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from sparkdml.errors import DataError
 from sparkdml.feed.leases import LeaseTable
 from sparkdml.runtime.desk import Peer
 from sparkdml.runtime.wire import Message
@@ -42,6 +43,9 @@ class LeaseDesk:
     def answer(self, peer: Peer, about: str, fields: Message) -> Any:
         with self._lock:
             epoch = int(fields["epoch"])
+            if self._tables and epoch <= max(self._tables) - NUM_EPOCHS_KEPT:
+                # Over long ago: a worker that Spark has started again catches up with the others.
+                return {"over": True, "valid": False, "rows": 0}
             if about == "lease.begin":
                 return self._begin(peer.rank, epoch, fields)
             if about == "lease.card":
@@ -80,7 +84,10 @@ class LeaseDesk:
         return self._tables[epoch]
 
     def _begin(self, owner: int, epoch: int, fields: Message) -> Message:
-        self._table(epoch).begin(owner, int(fields["rows"]))
+        if not self._table(epoch).begin(owner, int(fields["rows"])):
+            raise DataError(
+                f"worker {owner} has {fields['rows']:,} rows after a restart, and had others before"
+            )
         self._cards[epoch, owner] = fields["card"]
         return {}
 

@@ -49,14 +49,16 @@ class LeaseTable:
     _away: set[int] = field(default_factory=set)
     _last_number: int = 0
 
-    def begin(self, owner: int, num_rows: int) -> None:
-        """The owner's rows are there to be read; once more, if it had left and is back."""
+    def begin(self, owner: int, num_rows: int) -> bool:
+        """The owner's rows are there to be read; once more, if it had left and is back.
+
+        False if it is back with another number of rows.
+        """
         self._away.discard(owner)
-        if owner in self._rows:
-            assert self._rows[owner] == num_rows, "an owner comes back with the rows that it had"
-            return
-        self._rows[owner], self._used[owner] = num_rows, 0
-        self._free[owner] = [(0, num_rows)] if num_rows else []
+        if owner not in self._rows:
+            self._rows[owner], self._used[owner] = num_rows, 0
+            self._free[owner] = [(0, num_rows)] if num_rows else []
+        return self._rows[owner] == num_rows
 
     def grant(
         self, worker: int, batch_rows: int, now: float = 0.0, until: float = math.inf

@@ -30,6 +30,7 @@ from sparkdml.errors import DataError, ParameterError
 from sparkdml.kvstore.matrix import MatrixTable, Rows
 from sparkdml.kvstore.store import KVStore
 from sparkdml.programs.base import Program, run_program
+from sparkdml.programs.dealing import deal
 from sparkdml.programs.scheduling import (
     Ints,
     disjoint_batches,
@@ -80,14 +81,17 @@ def draw(weights: NDArray[np.floating], dice: np.random.Generator) -> Ints:
 class Topics:
     """What came of it."""
 
-    words: MatrixTable  # how often each word has each topic
-    documents: Rows  # how often each of this worker's documents has each topic
+    words: MatrixTable  # how often each word has each topic, in the last sweep
+    sums: MatrixTable  # the same, added up over the sweeps whose mean is taken
+    documents: Ints  # those that this worker kept
+    document_topics: Rows  # how often each of them has each topic
+    num_samples: int
     beta: float
 
     def topic_words(self, words_at_once: int = 65_536) -> NDArray[np.float64]:
         """Each topic's distribution over words (topics x words): the whole of it, for a reader."""
-        counts = np.concatenate([rows for _, rows in self.words.blocks(words_at_once)])
-        return topic_words(counts, self.beta)
+        sums = np.concatenate([rows for _, rows in self.sums.blocks(words_at_once)])
+        return topic_words(sums / self.num_samples, self.beta)
 
 
 def fit_lda(
@@ -101,12 +105,13 @@ def fit_lda(
     beta: float = 0.01,
     **options: Any,
 ) -> Topics:
-    """Topics of all workers' documents; every worker calls it with its own.
+    """Topics of all documents; every worker calls it with the words that it has.
 
     Args:
         store, comm: this worker's.
-        document, word: of each word of this worker's documents, its document (counted from 0 at
-            this worker) and itself.
+        document, word: of each word, its document's number and its own, both from 0. The words of
+            a document may be with several workers: they are dealt out first, each document's to
+            one.
         vocabulary_size, num_topics: how many words and topics there are.
         name: begins the names of the tables.
         beta: the prior of a topic's words.
@@ -116,13 +121,35 @@ def fit_lda(
         raise ParameterError("num_topics", num_topics, "at least 1")
     if len(word) and not (word.min() >= 0 and word.max() < vocabulary_size):
         raise DataError(f"words must be from 0 to {vocabulary_size - 1}, as vocabulary_size says")
+    if len(document) and document.min() < 0:
+        raise DataError("documents must be numbered from 0")
+    most = torch.tensor([document.max(initial=-1)], dtype=torch.int64)
+    num_documents = int(comm.allreduce_(most, "max")) + 1
+    if not num_documents:
+        raise DataError("no worker has a word")
+    document, word = deal(comm, document % comm.size, document, word)
+    kept = rows_of_block(comm.rank, comm.size, num_documents)
     block = -(-vocabulary_size // comm.size)
-    words = MatrixTable(store, f"{name}.words", vocabulary_size, num_topics, block)
+    words, sums = (
+        MatrixTable(store, f"{name}.{what}", vocabulary_size, num_topics, block)
+        for what in ("words", "sums")
+    )
     topics = MatrixTable(store, f"{name}.topics", 1, num_topics)
-    program = LDA(words, topics, document, word, comm.rank, comm.size, beta=beta, **options)
+    program = LDA(
+        words,
+        sums,
+        topics,
+        place_in_block(document, comm.size),
+        word,
+        len(kept),
+        comm.rank,
+        comm.size,
+        beta=beta,
+        **options,
+    )
     run_program(program, comm)
-    words.max_rows_held = None  # the run is over: a reader may want them all
-    return Topics(words, program.documents, beta)
+    words.max_rows_held = sums.max_rows_held = None  # it is over: a reader may want them all
+    return Topics(words, sums, kept, program.documents, program.num_samples, beta)
 
 
 class LDA(Program):
@@ -130,11 +157,15 @@ class LDA(Program):
 
     Args:
         words: counts by word and topic: a row for each word, as wide as there are topics.
+        sums: like `words`: what it was after each of the last sweeps, added up.
         topics: counts by topic: one row.
         document, word: of each word of this worker's documents, its document (counted from 0 at
             this worker) and itself.
+        num_documents: of this worker.
         worker, num_workers: who it is.
         sweeps: how often each word is sampled.
+        num_samples: of how many of the last sweeps the mean is taken; one sweep's counts alone are
+            a single draw, and noisier.
         alpha, beta: the priors of a document's topics and of a topic's words.
         seed: of the draws.
     """
@@ -142,18 +173,23 @@ class LDA(Program):
     def __init__(
         self,
         words: MatrixTable,
+        sums: MatrixTable,
         topics: MatrixTable,
         document: Ints,
         word: Ints,
+        num_documents: int,
         worker: int,
         num_workers: int,
         sweeps: int = 100,
+        num_samples: int = 20,
         alpha: float = 0.1,
         beta: float = 0.01,
         seed: int = 0,
     ) -> None:
         if sweeps < 1:
             raise ParameterError("sweeps", sweeps, "at least 1")
+        if not 1 <= num_samples <= sweeps:
+            raise ParameterError("num_samples", num_samples, f"from 1 to sweeps ({sweeps})")
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not value > 0:
                 raise ParameterError(name, value, "more than 0")
@@ -161,10 +197,10 @@ class LDA(Program):
             raise ParameterError(
                 "topics", (topics.num_rows, topics.width), f"a table of 1 row of {words.width}"
             )
-        self._words, self._topics = words, topics
+        self._words, self._sums, self._topics = words, sums, topics
+        self.num_samples = num_samples
         self._worker, self._num_workers, self._sweeps = worker, num_workers, sweeps
         self._alpha, self._beta, self._seed = alpha, beta, seed
-        num_documents = int(document.max(initial=-1)) + 1
         self.documents = np.zeros((num_documents, words.width), dtype=np.float32)
         self._blocks = [
             _Block(document[inside], word[inside], num_workers)
@@ -189,6 +225,8 @@ class LDA(Program):
         with self._words.hold(rows) as words:
             work_on = self._sample if sweep else self._begin
             work_on(self._blocks[index], words, topics, dice)
+        if sweep > self._sweeps - self.num_samples:
+            self._sums.add(rows, words)
         return torch.from_numpy((topics - before).astype(np.float64))
 
     def _begin(
@@ -236,7 +274,7 @@ class _Block:
         self.topics: list[Ints] = [np.empty(0, dtype=np.int64)] * len(self.batches)
 
 
-def topic_words(counts: Rows, beta: float) -> NDArray[np.float64]:
+def topic_words(counts: NDArray[np.floating], beta: float) -> NDArray[np.float64]:
     """Each topic's distribution over words (topics x words), from counts (words x topics)."""
     smoothed: NDArray[np.float64] = counts.T.astype(np.float64) + beta
     smoothed /= smoothed.sum(axis=1, keepdims=True)

@@ -13,12 +13,13 @@ from sparkdml.feed.stratify import with_strata
 from sparkdml.runtime import preflight
 from sparkdml.runtime.cluster import find_cluster
 from sparkdml.runtime.desk import Desk
+from sparkdml.runtime.merging import Merge
 from sparkdml.runtime.plan import Options
+from sparkdml.runtime.reception import OnEvent as OnEvent
 from sparkdml.runtime.recovery import recover
 from sparkdml.runtime.roles import Role, RolesOf
 from sparkdml.runtime.slots import Slots
 from sparkdml.runtime.spools import Spools
-from sparkdml.runtime.submission import OnEvent as OnEvent
 from sparkdml.runtime.submission import Submission
 from sparkdml.runtime.worker import Body
 
@@ -37,11 +38,12 @@ def launch(
     run: CheckpointedRun | None = None,
     roles_of: RolesOf | None = None,
     make_desk: Callable[[int], Desk | None] = lambda num_workers: None,
+    merge: Merge | None = None,
 ) -> list[Any]:
     """Check everything that can be checked, then run `body` in every task of every role.
 
-    `roles_of` and `make_desk` get the number of workers. With checkpoints, a run that fails goes on
-    from the newest.
+    `roles_of` and `make_desk` get the number of workers; `merge` adds up results, on executors
+    where they are many. With checkpoints, a run that fails goes on from the newest.
     """
     if roles_of is None:
         reads: Literal["none", "shards"] = "none" if data is None else "shards"
@@ -85,6 +87,7 @@ def launch(
             checkpoint,
             spools,
             make_desk(count),
+            merge,
         ).wait()
 
     if run is None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from sparkdml.feed.rows import rank_of_hash, shard_rdd
 from sparkdml.feed.sharding import DataFacts, read_facts, shard_dataframe
 from sparkdml.runtime.cluster import is_connect
+from sparkdml.runtime.merging import RESULT_SCHEMA, Merge, merge_in_tree
 from sparkdml.runtime.plan import Plan
 from sparkdml.runtime.roles import num_tasks
-from sparkdml.runtime.worker import RESULT_SCHEMA, Body, run_arrow_worker, run_worker
+from sparkdml.runtime.worker import Body, run_arrow_worker, run_worker
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -41,6 +42,7 @@ class ArrowJob:
         plan: Plan,
         body: Body,
         profile: ResourceProfile | None,
+        merge: Merge | None = None,
     ) -> None:
         count, num_partitions = plan.role.count, num_tasks(plan.job_roles)
         self._has_rows = plan.source != "none"
@@ -58,6 +60,8 @@ class ArrowJob:
         worker = partial(run_arrow_worker, plan, body)
         options: dict[str, Any] = {} if profile is None else {"profile": profile}
         self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=plan.role.gang, **options)
+        if merge is not None:
+            self._query = merge_in_tree(self._query, num_partitions, merge)
 
     def collect(self) -> Parts:
         return [(row.rank, row.part, bytes(row.payload)) for row in self._query.collect()]
@@ -103,7 +107,10 @@ def make_job(
     plan: Plan,
     body: Body,
     profile: ResourceProfile | None,
+    merge: Merge | None = None,
 ) -> Job:
+    """With `merge`, results are added up on the executors, and come home as a few."""
     if plan.source == "rows":
+        assert merge is None, "results over an RDD come home one by one"
         return RowsJob(cast("RDD[Any]", data), plan, body, profile)
-    return ArrowJob(spark if data is None else cast("DataFrame", data), plan, body, profile)
+    return ArrowJob(spark if data is None else cast("DataFrame", data), plan, body, profile, merge)

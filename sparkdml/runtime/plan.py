@@ -52,6 +52,8 @@ class Plan:
     checkpoint: CheckpointPlan | None = None
     roles: tuple[Role, ...] = ()  # all that this job has, if they are several
     first_number: int = 0  # of this job's tasks among all of the run
+    secret: bytes = field(default=b"", repr=False)  # of the run: never on a wire but Spark's own
+    must_encrypt: bool = False  # whether Spark's settings ask for it
     spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
     stale_spools: tuple[str, ...] = ()  # of earlier attempts, to be removed where they are found
     heartbeat_seconds: float = 1.0

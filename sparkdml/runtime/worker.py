@@ -28,13 +28,11 @@ from sparkdml.observe.worker_output import WorkerOutput
 from sparkdml.runtime.cargo.carrier import fetch, pickle_result, release
 from sparkdml.runtime.context import Context, Place
 from sparkdml.runtime.link import Link
+from sparkdml.runtime.merging import cut_pieces, to_arrow
 from sparkdml.runtime.plan import Plan
 from sparkdml.runtime.randomness import seed_everything
 from sparkdml.runtime.roles import seat_in
 from sparkdml.runtime.spools import remove_spools, seat
-
-RESULT_SCHEMA = "rank int, part int, payload binary"
-RESULT_PART_BYTES = 16 << 20
 
 Body = Callable[[Context], Any]
 
@@ -43,11 +41,7 @@ def run_arrow_worker(
     plan: Plan, body: Body, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """For `mapInArrow`."""
-    for rank, part, payload in run_worker(plan, body, batches):
-        yield pa.RecordBatch.from_arrays(
-            [pa.array([rank], pa.int32()), pa.array([part], pa.int32()), pa.array([payload])],
-            names=["rank", "part", "payload"],
-        )
+    yield from map(to_arrow, run_worker(plan, body, batches))
 
 
 def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[int, int, bytes]]:
@@ -73,8 +67,7 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
     finally:
         torch.set_num_threads(threads)
         link.close()
-    for part, start in enumerate(range(0, len(payload), RESULT_PART_BYTES)):
-        yield number, part, payload[start : start + RESULT_PART_BYTES]
+    yield from cut_pieces(number, payload)
 
 
 def _run_body(

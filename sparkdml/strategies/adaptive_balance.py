@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
+from sparkdml.compression.base import Compression
 from sparkdml.errors import ParameterError
 from sparkdml.feed.agreement import check_any_full
 from sparkdml.feed.batch import Batch
@@ -39,15 +39,22 @@ class AdaptiveBalance(AllReduce):
 
     Args:
         every: how many steps lie between two looks at the speeds.
-        allreduce: the arguments of `AllReduce`.
+        backend, bucket_bytes, topology, compression: as in `AllReduce`.
     """
 
     columns = (MOVED_ROWS,)
 
-    def __init__(self, every: int = 8, **allreduce: Any) -> None:
+    def __init__(
+        self,
+        every: int = 8,
+        backend: str = "auto",
+        bucket_bytes: int = 8 << 20,
+        topology: str = "native",
+        compression: Compression | None = None,
+    ) -> None:
         if every < 1:
             raise ParameterError("every", every, "at least 1")
-        super().__init__(**allreduce)
+        super().__init__(backend, bucket_bytes, topology, compression)
         self.every = every
 
     def start(self, training: Training) -> None:

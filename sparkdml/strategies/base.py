@@ -29,6 +29,7 @@ class Strategy(ABC):
 
     backend: str = "auto"  # of the communicator that the workers open
     steps_together = False  # whether all ranks compute each step's gradient at the same time
+    agrees = True  # whether workers speak to each other before they end
     brings_optimizer = False  # whether it makes steps of its own, so that optimizer= is left out
     columns: tuple[str, ...] = ()  # those that it adds to the history, by `epoch.measured`
 

@@ -9,8 +9,9 @@ Randomness is the same in every pass: the objective is one function, not another
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -103,13 +104,38 @@ class FullObjective:
             totals=totals,
         )
 
+    def curvature(self, epoch: Epoch, direction: Tensor) -> Tensor:
+        """This rank's slice of the Hessian times a vector of slices: one more pass."""
+        task, params = self._task, self._task.params.parameters
+        whole = torch.cat(self._comm.allgather(direction.to(self._values.dtype)))
+        parts = torch.split(whole, [parameter.numel() for parameter in params])
+        along = [part.view(one.shape) for part, one in zip(parts, params, strict=True)]
+        stats = torch.zeros_like(task.params.stats)
+        self._begin_pass()
+        for batch in epoch.whole_pass():
+            for piece in batch.split(task.plan.batch_size):
+                loss = task.forward(piece, stats)
+                products = _hessian_product(loss, params, along)
+                self._gradient += torch.cat([product.reshape(-1) for product in products])
+            self._training.clock.lap("compute")
+        totals = task.forward.totals(stats.new_tensor(self.add_up(stats.double())))
+        product = self._comm.reduce_scatter(self._gradient)
+        product /= self._divisor(totals)
+        product += self._l2 * direction
+        self._training.clock.lap("communication")
+        return product
+
+    def _begin_pass(self) -> None:
+        """The same randomness in every pass, and sums of nothing."""
+        seed_rank(self._training.ctx.seed, self._training.ctx.rank)
+        self._task.forward.metric_objects.reset()
+        self._gradient.zero_()
+        self._stats.zero_()
+
     def _pass(self, epoch: Epoch) -> Totals:
         """All rows' stats; the gradients of this rank's own are left in the buffer."""
         training, task = self._training, self._task
-        seed_rank(training.ctx.seed, training.ctx.rank)
-        task.forward.metric_objects.reset()
-        self._gradient.zero_()
-        self._stats.zero_()
+        self._begin_pass()
         for batch in epoch.whole_pass():
             task.grad(batch)
             self._gradient += task.params.grads
@@ -132,3 +158,15 @@ class FullObjective:
         table[self._comm.rank] = numbers
         rows: list[list[float]] = self._comm.allreduce_(table).tolist()
         return rows
+
+
+def _hessian_product(
+    loss: Any, parameters: Sequence[Tensor], along: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The gradient of the slope along a vector."""
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+    slopes = [(one * other).sum() for one, other in zip(gradients, along, strict=True)]
+    slope = torch.stack(slopes).sum()
+    if not slope.requires_grad:
+        return [torch.zeros_like(parameter) for parameter in parameters]  # the loss is linear
+    return torch.autograd.grad(slope, parameters, materialize_grads=True)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import CommunicationError
-from sparkdml.strategies.peers import messages_of, open_peers
+from sparkdml.strategies.peers import LOOK_SECONDS, join, messages_of, open_peers
 
 ASK, REPLY = 0, 1  # tags
 EXCHANGE, FAREWELL = 0.0, 1.0  # what a message is, in its last number
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 1.0  # after a failure
 
 
 class Replica:
@@ -58,7 +58,7 @@ class Exchange:
     """
 
     def __init__(self, replica: Replica, values: Tensor, comm: Communicator, seed: int) -> None:
-        self._replica = replica
+        self._replica, self._comm = replica, comm
         self._peers = open_peers(comm)
         self._messages = messages_of(self._peers)
         self._is_active = comm.rank % 2 == 0
@@ -81,7 +81,9 @@ class Exchange:
 
     def rest(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_wanted or self._error is not None)
+            while self._is_wanted and self._error is None:
+                if not self._changed.wait(LOOK_SECONDS):
+                    self._comm.check()
             self._check()
 
     def _check(self) -> None:
@@ -143,7 +145,7 @@ class Exchange:
             self._peers.abort()  # wakes the thread, here and elsewhere
             self._thread.join(JOIN_SECONDS)
             return
-        self._thread.join()  # ends when all active ranks have said farewell, or one is gone
+        join(self._thread, self._comm)  # which ends when all active ranks have said farewell
         with self._changed:
             self._check()
         self._peers.close()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 from sparkdml.comm.base import Communicator, PointToPoint
+
+Result = TypeVar("Result")
 
 
 def open_peers(comm: Communicator) -> Communicator:
@@ -18,3 +25,55 @@ def messages_of(peers: Communicator) -> PointToPoint:
     messages = peers.point_to_point
     assert messages is not None, "a split communicator has point to point"
     return messages
+
+
+LOOK_SECONDS = 0.5
+
+
+def join(thread: threading.Thread, comm: Communicator) -> None:
+    """Wait for a thread that exchanges messages; a failure of another rank ends the wait, too.
+
+    Gloo does not tell who waits for anyone's message that one of them is gone.
+    """
+    while thread.is_alive():
+        thread.join(LOOK_SECONDS)
+        if thread.is_alive():
+            comm.check()
+
+
+class Watched(Generic[Result]):
+    """Calls that may wait in gloo for a message, made on a thread so that their caller can leave.
+
+    When another rank fails, `call` raises, though the message never comes.
+    """
+
+    def __init__(self, comm: Communicator, name: str) -> None:
+        self._comm = comm
+        self._calls: queue.Queue[Callable[[], Result] | None] = queue.Queue()
+        self._results: queue.Queue[tuple[Result | None, BaseException | None]] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        self._calls.put(function)
+        while True:
+            try:
+                result, error = self._results.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                self._comm.check()
+                continue
+            if error is not None:
+                raise error
+            return result  # type: ignore[return-value]  # without an error it is one
+
+    def close(self, patience_seconds: float) -> None:
+        """Let the thread end, if it is not waiting for ever."""
+        self._calls.put(None)
+        self._thread.join(patience_seconds)
+
+    def _run(self) -> None:
+        while (function := self._calls.get()) is not None:
+            try:
+                self._results.put((function(), None))
+            except BaseException as error:
+                self._results.put((None, error))

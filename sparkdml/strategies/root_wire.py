@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Protocol
 
@@ -14,12 +15,11 @@ from torch import Tensor
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import CommunicationError
 from sparkdml.strategies.first_arrivals import Gradient, Root
-from sparkdml.strategies.peers import messages_of, open_peers
+from sparkdml.strategies.peers import LOOK_SECONDS, Watched, join, messages_of, open_peers
 
 HEADER, BODY = 0, 1  # tags
 FAREWELL = -1  # in place of a step
-LOOK_SECONDS = 0.5
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 1.0  # after a failure
 
 
 class Ask(Protocol):
@@ -43,21 +43,27 @@ class FarRoot:
 
     def __init__(self, comm: Communicator, buckets: Sequence[Tensor]) -> None:
         self._buckets = buckets
-        self._staged = [torch.empty_like(bucket, device="cpu") for bucket in buckets]
         self._peers = open_peers(comm)
         self._messages = messages_of(self._peers)
+        self._watched: Watched[Sequence[Gradient]] = Watched(comm, "sparkdml-root")
 
     def send(self, step: int) -> Iterator[None]:
+        for gradient in self._watched.call(partial(self._exchange, step)):
+            for bucket, part in zip(self._buckets, gradient, strict=True):
+                bucket.copy_(part)
+            yield
+
+    def _exchange(self, step: int) -> Sequence[Gradient]:
         self._messages.send(torch.tensor([step]), 0, HEADER)
         for bucket in self._buckets:
             self._messages.send(bucket.cpu(), 0, BODY)
         count = torch.zeros(1, dtype=torch.int64)
         self._messages.recv_(count, 0, HEADER)
-        for _ in range(int(count)):
-            for bucket, staged in zip(self._buckets, self._staged, strict=True):
-                self._messages.recv_(staged, 0, BODY)
-                bucket.copy_(staged)
-            yield
+        sums = [empty_like(self._buckets) for _ in range(int(count))]
+        for gradient in sums:
+            for part in gradient:
+                self._messages.recv_(part, 0, BODY)
+        return sums
 
     def __enter__(self) -> FarRoot:
         return self
@@ -68,11 +74,12 @@ class FarRoot:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._peers.abort()
-            return
-        self._messages.send(torch.tensor([FAREWELL]), 0, HEADER)
-        self._peers.close()
+        if error is None:
+            self._messages.send(torch.tensor([FAREWELL]), 0, HEADER)
+            self._peers.close()
+        else:
+            self._peers.abort()  # wakes the thread
+        self._watched.close(JOIN_SECONDS)
 
 
 class NearRoot:
@@ -86,7 +93,7 @@ class NearRoot:
         num_stats: int,
         max_lag: int,
     ) -> None:
-        self._buckets = buckets
+        self._buckets, self._comm = buckets, comm
         self._peers = open_peers(comm)
         self._messages = messages_of(self._peers)
         self._own: queue.Queue[Sequence[Gradient]] = queue.Queue()
@@ -108,6 +115,7 @@ class NearRoot:
                 return self._own.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 self._check()
+                self._comm.check()
 
     def _check(self) -> None:
         if self._error is not None:
@@ -130,7 +138,7 @@ class NearRoot:
                 if int(step) == FAREWELL:
                     num_here -= 1
                     continue
-                gradient = [torch.empty_like(bucket, device="cpu") for bucket in self._buckets]
+                gradient = empty_like(self._buckets)
                 for part in gradient:
                     self._messages.recv_(part, rank, BODY)
                 self.root.arrive(rank, int(step), gradient)
@@ -151,6 +159,11 @@ class NearRoot:
             self._peers.abort()  # wakes the thread
             self._thread.join(JOIN_SECONDS)
             return
-        self._thread.join()  # ends with the others' farewells, or when one is gone
+        join(self._thread, self._comm)  # which ends with the others' farewells
         self._check()
         self._peers.close()
+
+
+def empty_like(buckets: Sequence[Tensor]) -> Gradient:
+    """In the host's memory, by way of which messages go."""
+    return [torch.empty_like(bucket, device="cpu") for bucket in buckets]

@@ -94,11 +94,11 @@ class ThreadContext:
     def leased_batches(self, *arguments: Any, **options: Any) -> Iterator[Batch]:
         return self.leases.batches(*arguments, **options)
 
-    def ask(self, about: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+    def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
         """Of the desk that all ranks share, through JSON as over the wire."""
         assert self.desk is not None
         peer = Peer("worker", self.rank, 0, self.host)
-        return json.loads(json.dumps(self.desk.answer(peer, about, json.loads(json.dumps(fields)))))
+        return json.loads(json.dumps(self.desk.answer(peer, what, json.loads(json.dumps(fields)))))
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         return _cut(self._held_out, batch_size)

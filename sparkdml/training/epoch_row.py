@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from sparkdml.training.epoch import Epoch
     from sparkdml.training.training import Training
 
+NO_VALIDATION_ROWS = (
+    "validation= selected no rows. Use a larger fraction, or a column that is true for some of them"
+)
+
 
 def make_row(training: Training, epoch: Epoch) -> dict[str, float]:
     seconds = epoch.seconds  # of training alone
@@ -40,10 +44,7 @@ def _validate(training: Training) -> dict[str, float]:
     stats = forward.evaluate(ctx.data.validation_batches(training.schedule.batch_size))
     totals = forward.totals(ctx.comm.allreduce_(stats))
     if not totals.rows:
-        raise DataError(
-            "validation= selected no rows. Use a larger fraction, or a column that is true "
-            "for some of them"
-        )
+        raise DataError(NO_VALIDATION_ROWS)
     row = {**forward.means(totals), **_compute_objects(training)}
     forward.metric_objects = trained_on
     return row

@@ -18,21 +18,15 @@ from sparkdml.comm.backends import resolve_backend
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.sharding import count_rows, warn_if_not_deterministic
 from sparkdml.runtime.driver import OnEvent, launch
+from sparkdml.runtime.merging import Merge
 from sparkdml.runtime.plan import Options
-from sparkdml.training.forward import OutputShape
+from sparkdml.training.averaged import check_alone, train_alone
+from sparkdml.training.job import Fitted as Fitted
 from sparkdml.training.job import ReplayJob, TrainingJob, TrainingResult
 from sparkdml.warm_start import describe_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What a fit brings home."""
-
-    result: TrainingResult
-    output_shape: OutputShape | None  # unknown where a step= stands between module and outputs
 
 
 @dataclass(frozen=True)
@@ -47,8 +41,11 @@ class Fit:
     options: Options
 
     def train(self, checkpoints: Checkpoints | None, on_event: OnEvent) -> Fitted:
+        if not self.job.strategy.agrees:
+            check_alone(self, checkpoints)
+            return train_alone(self, on_event)
         if checkpoints is None:
-            return collect(self._launch(self.job, self.options, on_event, None))
+            return collect(self.launch(self.job, self.options, on_event))
         warn_if_not_deterministic(self.dataset)
         with self._open(checkpoints, on_event) as run:
             ended = run.find_result(
@@ -57,7 +54,7 @@ class Fit:
             if ended is not None:
                 on_event(-1, {"kind": "already-trained", "step": ended[0].step})
                 return read_result(ended[1])
-            return collect(self._launch(self.job, self.options, on_event, run))
+            return collect(self.launch(self.job, self.options, on_event, run))
 
     def start(self) -> dict[str, Any]:
         """What is told of the run when it begins; some is unknown if Spark's slots decide it."""
@@ -82,7 +79,7 @@ class Fit:
         job = ReplayJob(replace(self.job, schedule=schedule))
         options = replace(self.options, num_workers=num_workers, max_restarts=0)
         with self._open(checkpoints, _ignore, start) as run:
-            returned: list[Any] = self._launch(job, options, _ignore, run)
+            returned: list[Any] = self.launch(job, options, _ignore, run)
         found: tuple[bytes, bytes, list[float]] = returned[0]
         return found
 
@@ -92,8 +89,13 @@ class Fit:
         data = describe_data(self.dataset)
         return open_run(checkpoints, self.spark, self.describe(), data, on_event, replay_from)
 
-    def _launch(
-        self, job: Any, options: Options, on_event: OnEvent, run: CheckpointedRun | None
+    def launch(
+        self,
+        job: Any,
+        options: Options,
+        on_event: OnEvent,
+        run: CheckpointedRun | None = None,
+        merge: Merge | None = None,
     ) -> list[Any]:
         strategy = self.job.strategy
         return launch(
@@ -106,6 +108,7 @@ class Fit:
             run,
             strategy.roles,
             strategy.desk,
+            merge,
         )
 
     def describe(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from sparkdml.checkpoint.state import State
 from sparkdml.runtime.context import Context
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks.base import Callback
+from sparkdml.training.contribution import Contribution
 from sparkdml.training.forward import OutputShape
 from sparkdml.training.task import Task, TaskPlan
 from sparkdml.training.training import Schedule, Training
@@ -28,6 +29,14 @@ class TrainingResult:
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """What a fit brings home."""
+
+    result: TrainingResult
+    output_shape: OutputShape | None  # unknown where a step= stands between module and outputs
+
+
+@dataclass(frozen=True)
 class TrainingJob:
     """A module-level callable, so that nothing but its fields is shipped."""
 
@@ -36,9 +45,16 @@ class TrainingJob:
     strategy: Strategy
     callbacks: tuple[Callback, ...] = ()
 
-    def __call__(self, ctx: Context) -> tuple[OutputShape | None, TrainingResult | None]:
-        """One row's output shape, where this rank's rows told it; and at rank 0 the result."""
+    def __call__(
+        self, ctx: Context
+    ) -> tuple[OutputShape | None, TrainingResult | None] | Contribution:
+        """One row's output shape, where this rank's rows told it; and at rank 0 the result.
+
+        Where workers don't agree, each one's contribution.
+        """
         training = self.train(ctx)
+        if training.contribution is not None:
+            return training.contribution
         task = training.task
         if ctx.number:
             return task.forward.output_shape, None

@@ -31,6 +31,7 @@ from sparkdml.training.task import Task
 
 if TYPE_CHECKING:
     from sparkdml.strategies.base import Strategy
+    from sparkdml.training.contribution import Contribution
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Training:
         self.reports = Reports(self.ctx, self.clock)
         self.spans = self.task.spans = self.ctx.spans
         self.epoch: Epoch | None = None  # the one that is being trained
+        self.contribution: Contribution | None = None  # of a worker that has trained by itself
+        self.first_epoch: Epoch | None = None  # to begin with, where a strategy knows that
         self._last_saved: int | None = None  # the step of the last checkpoint, if of its kind
         self.step_callbacks: list[Callback] = overriding(self.callbacks, "on_step_end")
         self.step_start_callbacks: list[Callback] = overriding(self.callbacks, "on_step_start")
@@ -225,6 +228,9 @@ class Training:
 
     def _begin(self) -> Epoch:
         """The epoch to go on with: the first one, or the one that a checkpoint was taken in."""
+        if self.first_epoch is not None:
+            seed_rank(self.ctx.seed, self.ctx.rank, self.step)
+            return self.first_epoch
         if self.checkpoint is not None:
             _ = self.ctx.data  # opened first: rows that are not the run's are refused here
         state = None if self.checkpoint is None else self.checkpoint.load_entries()

@@ -11,10 +11,6 @@ import sparkdml as dml
 from sparkdml.testing.models import accuracy
 
 
-def make_model():
-    return nn.Linear(4, 3)
-
-
 def make_rows(spark):
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(160, 4, generator=generator)
@@ -25,7 +21,7 @@ def make_rows(spark):
 
 def make_estimator(**changes):
     fields = {
-        "model": make_model,
+        "model": partial(nn.Linear, 4, 3),
         "loss": nn.CrossEntropyLoss(),
         "optimizer": partial(torch.optim.SGD, lr=0.5),
         "metrics": {"accuracy": accuracy},

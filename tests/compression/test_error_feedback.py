@@ -126,3 +126,22 @@ def test_debts_and_a_moving_loss_scale_are_refused():
         check(scheme, "bf16")
     check(FP16(), "fp16")
     check(None, "fp16")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "begins"), [(FP16(), True), (PowerSGD(1), True), (OneBit(), False), (TopK(), False)]
+)
+def test_an_allreduce_begins_in_backward_and_an_exchange_does_not(scheme, begins):
+    """In backward, other ranks may wait for another message of this one (SyncBatchNorm's)."""
+
+    def begin(comm):
+        params = FlatParams(make_reader(), num_stats=6)
+        buckets = params.buckets(600)
+        reducer = scheme.reducer(comm, params, buckets)
+        before = comm.traffic.bytes
+        first = reducer.reduce_async_(0)
+        sent = comm.traffic.bytes - before
+        first.wait()
+        return sent
+
+    assert [sent > 0 for sent in run_threads(2, begin)] == [begins] * 2

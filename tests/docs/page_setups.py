@@ -25,6 +25,7 @@ NOT_RUN: list[tuple[str, str, str]] = []
 SETUPS = {
     "README.md": "digits_in_parquet.py",
     "docs/explanation-lineage.md": "digits_estimator.py",
+    "docs/explanation-strategies.md": "digits_estimator.py",
     "docs/how-to-databricks.md": "digits_estimator.py",
     "docs/how-to-from-horovod.md": "digits_estimator.py",
     "docs/how-to-from-mllib.md": "points_in_a_ring.py",

@@ -104,8 +104,38 @@ def test_autoencoder(spark: SparkSession) -> None:
     assert sum(row.broken for row in found) > 0.5 * broken
 
 
+def test_compare_strategies(spark: SparkSession) -> None:
+    import sparkdml as dml
+
+    example = load_example("compare_strategies.py")
+    train, test = example.read_digits(spark)
+    chosen = {name: example.STRATEGIES[name] for name in ("local, 8 steps", "L-BFGS")}
+    found = dml.compare(example.make_estimator(epochs=4), train, chosen, on=test, single=False)
+    assert [one.name for one in found] == list(chosen)
+    assert all(one.metrics["accuracy"] > 0.5 for one in found)
+
+
 def test_streaming(spark: SparkSession, tmp_path: Path) -> None:
     found = load_example("streaming.py").run(spark, tmp_path)
     assert found["before"] > 0.85
     assert found["changed"] < 0.2
     assert found["learnt"] > 0.7
+
+
+def test_topics(spark: SparkSession) -> None:
+    example = load_example("topics.py")
+    words, vocabulary = example.number_words(spark, example.make_up_pages(60), 1, 0)
+    topics = example.find_topics(words, vocabulary, num_topics=3, sweeps=30)
+    subjects = {frozenset(subject.split()) for subject in example.SUBJECTS}
+    found = {frozenset(text.split()) for text in example.describe(topics, vocabulary, 12)}
+    assert found == subjects
+
+
+def test_topics_reads_pages_of_a_text(spark: SparkSession, tmp_path: Path) -> None:
+    example = load_example("topics.py")
+    (tmp_path / "input.txt").write_text("The King! the king, " * 60 + "once")
+    pages = example.read_text(tmp_path / "input.txt")
+    assert [len(page) for page in pages] == [200, 41]
+    rows, vocabulary = example.number_words(spark, pages, rarest=2, most_common=1)
+    assert vocabulary in (["king"], ["the"])
+    assert rows.count() == 120

@@ -13,15 +13,19 @@ from sparkdml.compression.half import BF16, FP16
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.compression.top_k import TopK
+from sparkdml.server.optimizers import SGD
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.block_momentum import BlockMomentum
+from sparkdml.strategies.downpour import Downpour
 from sparkdml.strategies.easgd import EASGD
 from sparkdml.strategies.hogwild import Hogwild
 from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.strategies.local_sgd import LocalSGD
+from sparkdml.strategies.parameter_server import ParameterServer
 from sparkdml.strategies.slow_mo import SlowMo
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.rank_processes import RankProcesses
+from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, train_process
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.training import Schedule
@@ -114,6 +118,32 @@ CASES = {
             (partial(LayeredSGD, 0), "group_size"),
             (partial(LayeredSGD, 2, backend="smoke signals"), "backend"),
             (partial(LayeredSGD, 2, bucket_bytes=0), "bucket_bytes"),
+        ],
+    ),
+    "ParameterServer": Case(
+        ParameterServer,
+        plain_workers=2,
+        resumes_exactly=False,  # a checkpoint is taken at the end of an epoch, never within
+        train=train_served,
+        bad=[
+            (partial(ParameterServer, num_servers=0), "num_servers"),
+            (partial(ParameterServer, replication=0), "replication"),
+            (partial(ParameterServer, consistency="loose"), "consistency"),
+            (partial(ParameterServer, updater="sgd"), "updater"),
+            (partial(ParameterServer, timeout_seconds=0), "timeout_seconds"),
+        ],
+    ),
+    "Downpour": Case(
+        partial(Downpour, n_fetch=3, n_push=2, warm_start=4, num_servers=1),
+        plain=partial(Downpour, n_fetch=1, n_push=1, num_servers=1, updater=SGD(lr=0.1)),
+        lr=0.1,
+        resumes_exactly=False,  # who comes first is never the same
+        train=train_served,
+        bad=[
+            (partial(Downpour, n_fetch=0), "n_fetch"),
+            (partial(Downpour, n_push=0), "n_push"),
+            (partial(Downpour, warm_start=-1), "warm_start"),
+            (partial(Downpour, num_servers=0), "num_servers"),
         ],
     ),
 }

@@ -23,6 +23,7 @@ class Host:
 
     leaders: tuple[int, ...]
     exchange: Exchange | None  # None where this rank is alone on its host, or memory was refused
+    has_threads: bool = False  # whether ranks are threads of one process
 
     @property
     def num_hosts(self) -> int:
@@ -50,14 +51,15 @@ def find_host(comm: Communicator) -> Host:
     try:
         offers = _exchange_offers(comm, offer)
         leader, segment = _first_in_reach(offers, comm.rank, own, opened)
-        leaders = grouped(_gather(comm, leader), [each.pid for each in offers])
+        reached, pids = _gather(comm, leader), [each.pid for each in offers]
+        leaders = grouped(reached, pids)
         ranks = [rank for rank, other in enumerate(leaders) if other == leaders[comm.rank]]
         exchange = _sit_down(comm, segment, ranks)
     finally:
         for each in opened:
             if exchange is None or each is not segment:
                 each.close()
-    return Host(leaders, exchange)
+    return Host(leaders, exchange, has_threads=bool(_crowded(_led(reached), pids)))
 
 
 def grouped(leaders: Sequence[int], pids: Sequence[int]) -> tuple[int, ...]:
@@ -66,10 +68,19 @@ def grouped(leaders: Sequence[int], pids: Sequence[int]) -> tuple[int, ...]:
     A rank is alone if its leader follows another one; and if its host has ranks that are threads of
     one process, which need no such memory, and whose end the seats in it could not show.
     """
-    led = [leader if leaders[leader] == leader else rank for rank, leader in enumerate(leaders)]
-    seated = list(zip(led, pids, strict=True))
-    crowded = {leader for leader, pid in seated if seated.count((leader, pid)) > 1}
+    led = _led(leaders)
+    crowded = _crowded(led, pids)
     return tuple(rank if leader in crowded else leader for rank, leader in enumerate(led))
+
+
+def _led(leaders: Sequence[int]) -> list[int]:
+    return [leader if leaders[leader] == leader else rank for rank, leader in enumerate(leaders)]
+
+
+def _crowded(led: Sequence[int], pids: Sequence[int]) -> set[int]:
+    """Leaders of hosts with several ranks in one process."""
+    seated = list(zip(led, pids, strict=True))
+    return {leader for leader, pid in seated if seated.count((leader, pid)) > 1}
 
 
 def _first_in_reach(

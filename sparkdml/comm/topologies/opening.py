@@ -54,6 +54,9 @@ def _open_fastest(comm: Communicator, host: Host) -> DelegatingCommunicator:
     """By `choose`, for every size that may come; without memory, as if each rank had a host."""
     if host.is_whole_world:
         return _open_shared_memory(comm, host)
+    if host.has_threads:  # they have one another's tensors at hand already
+        host.close()
+        return DelegatingCommunicator(comm)
     num_hosts = host.num_hosts if host.num_hosts > 1 else comm.size
     if choose(0, comm.size, num_hosts) == "hierarchical":
         return _open_hierarchical(comm, host)

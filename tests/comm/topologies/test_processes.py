@@ -78,7 +78,7 @@ def reduce_by(comm: Communicator, name: str, apart: bool) -> tuple[str, list[flo
 
 
 @pytest.mark.parametrize(
-    "name", ["native", "ring", "tree", "double-tree", "halving-doubling", "shared-memory", "auto"]
+    "name", ["ring", "tree", "double-tree", "halving-doubling", "shared-memory", "auto"]
 )
 def test_every_topology_between_processes(four: RankProcesses, name: str) -> None:
     results = four.run(reduce_by, name, False)

@@ -1,0 +1,179 @@
+"""One worker of four is always four times slower: `python benchmarks/stragglers.py --help`.
+
+A row takes its time by sleeping, so that the machine's few cores don't decide. Synchronous SGD goes
+at the pace of the slow worker; the strategies for such a case should need two thirds of its time or
+less: adaptive balance, AD-PSGD with moving rows, backup workers. The table also has what each epoch
+was made of: rows that were trained on, rows that the slow worker took, rows that were skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":  # run by its path: the repository isn't on the path yet
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor, nn
+
+import sparkdml as dml
+from benchmarks.session import prepare_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkdml.strategies.base import Strategy
+    from sparkdml.training.training import Training
+
+RESULTS = Path(__file__).resolve().parent / "results"
+WORKERS, WIDTH, BATCH, SLOW_RANK, TIMES_SLOWER = 4, 16, 32, 3, 4
+AIM = 1.5  # times sooner than AllReduce
+
+STRATEGIES: dict[str, Strategy] = {
+    "AllReduce": dml.AllReduce(),
+    "AdaptiveBalance": dml.AdaptiveBalance(),
+    "ADPSGD": dml.ADPSGD(),
+    "BackupWorkers": dml.BackupWorkers(backup=1),
+}
+
+
+class Sleeps(nn.Module):
+    """A row takes its time, and more of it on the slow rank."""
+
+    def __init__(self, seconds_a_row: float) -> None:
+        super().__init__()
+        self.seconds_a_row = seconds_a_row
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            is_slow = os.environ.get("RANK") == str(SLOW_RANK)
+            time.sleep(len(x) * self.seconds_a_row * (TIMES_SLOWER if is_slow else 1))
+        outputs: Tensor = self.layers(x)
+        return outputs
+
+
+class RowsOfTheSlow(dml.Callback):
+    """How many rows the slow rank has trained on, as a column of the history."""
+
+    def on_epoch_end(self, training: Training, row: dict[str, float]) -> None:
+        assert training.epoch is not None
+        own = torch.tensor([training.epoch.own_rows])
+        row["slow_rows"] = training.ctx.comm.allgather(own)[SLOW_RANK].item()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one strategy: the median over the epochs after the first, in which rows are read."""
+
+    name: str
+    seconds: float
+    loss: float
+    rows: float
+    slow_rows: float
+    skipped_rows: float
+
+    def line(self, plain: float) -> str:
+        cells = (
+            self.name,
+            f"{self.seconds:.2f}",
+            f"{plain / self.seconds:.2f}",
+            f"{self.rows:,.0f}",
+            f"{self.slow_rows:,.0f}",
+            f"{self.skipped_rows:,.0f}",
+            f"{self.loss:.4f}",
+        )
+        return f"| {' | '.join(cells)} |"
+
+
+def make_rows(spark: SparkSession, count: int) -> DataFrame:
+    cells = ", ".join(f"cast(randn({seed}) as float)" for seed in range(WIDTH))
+    rows = spark.range(0, count, 1, numPartitions=4).selectExpr(f"array({cells}) as features")
+    return rows.selectExpr("features", "cast(features[0] + features[1] > 0 as bigint) as label")
+
+
+def train(rows: DataFrame, name: str, epochs: int, seconds_a_row: float) -> Outcome:
+    fitted = dml.TorchEstimator(
+        model=partial(Sleeps, seconds_a_row),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batchSize=BATCH,
+        epochs=epochs,
+        numWorkers=WORKERS,
+        seed=7,
+        strategy=STRATEGIES[name],
+        callbacks=[RowsOfTheSlow()],
+        verbose=0,
+    ).fit(rows)
+    later = list(fitted.history)[1:]
+    middle = {
+        column: statistics.median(row.get(column, 0.0) for row in later)
+        for column in ("seconds", "rows", "slow_rows", "skipped_rows")
+    }
+    return Outcome(name, loss=later[-1]["loss"], **middle)
+
+
+def start_session() -> SparkSession:
+    session = (
+        dml.session_builder()
+        .master(f"local[{WORKERS}]")
+        .appName("sparkdml stragglers")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def to_markdown(outcomes: Sequence[Outcome]) -> str:
+    plain = next(one.seconds for one in outcomes if one.name == "AllReduce")
+    lines = [
+        "| strategy | s an epoch | times sooner | rows | of the slow | skipped | loss |",
+        "|---|---|---|---|---|---|---|",
+        *(outcome.line(plain) for outcome in outcomes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("benchmarks/stragglers.py", description=__doc__)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--epochs", type=int, default=4, help="the first one is not counted")
+    parser.add_argument("--milliseconds-a-row", type=float, default=0.5)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the table")
+    options = parser.parse_args(argv)
+    if options.epochs < 2:
+        parser.error(f"--epochs must be at least 2 but got {options.epochs}")
+    prepare_environment()
+    spark = start_session()
+    try:
+        rows = make_rows(spark, options.rows).cache()
+        seconds_a_row = options.milliseconds_a_row / 1000
+        train(rows, "AllReduce", 2, 0.0)  # Python and torch are started once
+        outcomes = [train(rows, name, options.epochs, seconds_a_row) for name in STRATEGIES]
+    finally:
+        spark.stop()
+    table = to_markdown(outcomes)
+    print(table)
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "stragglers.md").write_text(table)
+    plain = outcomes[0].seconds
+    missed = [one.name for one in outcomes[1:] if plain / one.seconds < AIM]
+    for name in missed:
+        print(f"less than {AIM} times sooner: {name}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Linear algebra over the rows of a DataFrame, by torch, in the same gangs that train."""

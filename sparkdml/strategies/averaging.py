@@ -1,0 +1,72 @@
+"""Averaging: every worker trains by itself on its own rows, and the models are averaged once.
+
+The MapReduce way, for clusters where a gang can't be had: workers are ordinary tasks that never
+speak to each other, need not run at the same time, and are retried by Spark one by one, also under
+dynamic allocation. Their models, weighted by rows, are added up in a tree on the executors, as
+Spark's treeAggregate does. (Chu et al. 2006; Zinkevich et al. 2010, "Parallelized Stochastic
+Gradient Descent".) The average of models that have gone different ways may be a poor one: for
+convex problems it is good, for deep networks a baseline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdml.errors import ParameterError
+from sparkdml.runtime.roles import Role
+from sparkdml.strategies.base import Strategy
+from sparkdml.training.callbacks import LearningRateSchedule
+from sparkdml.training.callbacks.base import overriding
+from sparkdml.training.contribution import EpochSums, contribute
+from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
+
+
+class Averaging(Strategy):
+    """Train on each worker alone; average the models in the end, weighted by their rows.
+
+    The history adds up what all workers measured, each on its own model; `validation=` is of the
+    averaged model, in the last row. No checkpoints, and no callback that looks at an epoch's row:
+    there is no moment at which workers could agree on one.
+    """
+
+    agrees = False
+
+    def roles(self, num_workers: int) -> list[Role]:
+        return [Role("worker", num_workers, gang=False, at_once=False)]
+
+    def check(self, job: TrainingJob) -> None:
+        for callback in overriding(job.callbacks, "on_epoch_end"):
+            monitors = getattr(callback, "monitor", None) is not None
+            if not isinstance(callback, LearningRateSchedule) or monitors:
+                raise ParameterError(
+                    "callbacks",
+                    type(callback).__name__,
+                    "left out with Averaging, whose workers have no epoch in common",
+                    "Use AllReduce() or LocalSGD(), or a callback without on_epoch_end.",
+                )
+        if job.task.metric_objects:
+            raise ParameterError(
+                "metrics",
+                ", ".join(job.task.metric_objects),
+                "plain functions with Averaging, whose workers never meet to merge such objects",
+            )
+
+    def run(self, role: str, training: Training) -> None:
+        task, epochs = training.task, []
+        for epoch in training.epochs():
+            for batch in epoch:
+                task.grad(batch)
+                training.clock.lap("compute")
+                totals = task.totals()
+                if not epoch.count(totals):
+                    break
+                task.apply(totals)
+                epoch.tick()
+            epochs.append(EpochSums(epoch.totals, float(epoch.steps), epoch.seconds))
+        training.contribution = contribute(training, epochs)
+
+    def __repr__(self) -> str:
+        return "Averaging()"

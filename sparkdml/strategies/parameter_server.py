@@ -1,0 +1,218 @@
+"""The parameter server as a strategy: servers hold the model, workers push gradients and pull it.
+
+Servers and workers are ordinary Spark tasks in two jobs, so Spark starts each one again by itself,
+while the others go on; the driver keeps the book of who serves and who works. What may be read
+when is the consistency model's (Li et al. 2014, OSDI; Ho et al. 2013; Hsieh et al. 2017); with
+`BSP()` every step equals one of AllReduce.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.comm.meetings import Meetings
+from sparkdml.errors import ParameterError
+from sparkdml.runtime.desk import Peer
+from sparkdml.runtime.roles import Role
+from sparkdml.runtime.wire import Message
+from sparkdml.server.config import ServerConfig
+from sparkdml.server.consistency import BSP, Consistency
+from sparkdml.server.membership import Membership
+from sparkdml.server.node import serve
+from sparkdml.server.optimizers import Updater
+from sparkdml.server.seal import JobKey
+from sparkdml.strategies.base import Strategy
+from sparkdml.strategies.served_training import PROGRESS, ServedTraining
+from sparkdml.strategies.updaters import updater_of
+from sparkdml.training.callbacks import LearningRateSchedule
+from sparkdml.training.callbacks.base import overriding
+from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.runtime.context import Context
+    from sparkdml.training.job import TrainingJob
+
+
+class ParameterServer(Strategy):
+    """Train through servers that hold the model in parts.
+
+    Args:
+        num_servers: tasks that serve, beside the workers: each takes a slot.
+        consistency: how far workers may run apart within an epoch: `BSP()`, `SSP(staleness)`,
+            `ASP(significance)` or `TAP()`.
+        replication: how many servers hold each part, so that none is lost with a server.
+        updater: what the servers do with gradients; None takes the settings of the estimator's
+            optimizer, which must be torch's SGD, Adagrad or Adam.
+        encrypted: whether messages are encrypted; None where Spark's settings ask for it. They
+            are authenticated always.
+        timeout_seconds: how long a worker tries to reach a server before it gives up.
+    """
+
+    def __init__(
+        self,
+        num_servers: int = 2,
+        consistency: Consistency | None = None,
+        replication: int = 2,
+        updater: Updater | None = None,
+        encrypted: bool | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        for name, value in (("num_servers", num_servers), ("replication", replication)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(name, value, "a whole number of at least 1")
+        consistency = BSP() if consistency is None else consistency
+        if not isinstance(consistency, Consistency):
+            raise ParameterError(
+                "consistency", consistency, "BSP(), SSP(staleness), ASP(significance) or TAP()"
+            )
+        if updater is not None and not isinstance(updater, Updater):
+            raise ParameterError("updater", updater, "one of sparkdml.server.optimizers, or None")
+        if not timeout_seconds > 0:
+            raise ParameterError("timeout_seconds", timeout_seconds, "more than 0")
+        self.num_servers, self.consistency, self.replication = num_servers, consistency, replication
+        self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
+        self.snapshot: Mapping[str, Any] | None = None  # to be put onto the servers
+
+    def roles(self, num_workers: int) -> list[Role]:
+        return [
+            Role("worker", num_workers, gang=False),
+            Role("server", self.num_servers, gang=False, reads="none"),
+        ]
+
+    def check(self, job: TrainingJob) -> None:
+        """The servers make the steps, and know of one gradient over all parameters."""
+        task = job.task
+        refused: list[tuple[str, Any, object]] = [
+            ("clipNorm", task.clip_norm, None),
+            ("parameterGroups", task.parameter_groups, None),
+            ("precision", task.precision if task.precision == "fp16" else None, None),
+            ("optimizer", task.optimizer if isinstance(task.optimizer, Mapping) else None, None),
+        ]
+        for name, value, allowed in refused:
+            if value is not allowed:
+                raise ParameterError(
+                    name, value, f"left out with {type(self).__name__}: the servers make the steps"
+                )
+        assert not isinstance(task.optimizer, Mapping)
+        if self.updater is None:
+            updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))  # refuses others
+        for callback in overriding(job.callbacks, "on_gradient"):
+            raise ParameterError(
+                "callbacks",
+                callback,
+                f"without on_gradient with {type(self).__name__}: the servers add gradients up",
+            )
+        if self.updater is not None and any(
+            isinstance(callback, LearningRateSchedule) for callback in job.callbacks
+        ):
+            raise ParameterError(
+                "callbacks",
+                "LearningRateSchedule",
+                "left out where updater= is given, whose learning rate it would not change",
+            )
+        if getattr(task.loss, "reduction", None) == "sum":
+            raise ParameterError(
+                "loss",
+                task.loss,
+                "one of reduction='mean' with servers, which divide by the examples pushed",
+            )
+
+    def desk(self, num_workers: int) -> ServerDesk:
+        return ServerDesk(self._config(JobKey.new()))
+
+    def config(self, ctx: Context) -> ServerConfig:
+        """In a task: the key is known to this run's tasks alone."""
+        encrypted = ctx.plan.must_encrypt if self.encrypted is None else self.encrypted
+        return self._config(job_key(ctx.plan.secret, encrypted))
+
+    def _config(self, key: JobKey) -> ServerConfig:
+        return ServerConfig(
+            key,
+            num_servers=self.num_servers,
+            num_workers=1,  # they meet before each epoch: nobody is to be waited for here
+            consistency=self.consistency,
+            replication=self.replication,
+            timeout_seconds=self.timeout_seconds,
+        )
+
+    def run(self, role: str, training: Training) -> None:
+        if role == "server":
+            self._serve(training.ctx)
+        else:
+            self._worker = ServedTraining(self, training)
+            self._worker.run()
+
+    def _serve(self, ctx: Context) -> None:
+        def ask(what: str, **fields: Any) -> Any:
+            if ctx.wait_for_the_end(0):
+                return {"stop": True}  # the workers' job is done, or the driver is gone
+            return ctx.ask(what, **fields)
+
+        serve(ctx.rank, self.config(ctx), ask, ctx.host)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """The tables with what the updater remembers; how far workers are is the checkpoint's."""
+        if self._worker.ctx.rank:
+            return {}
+        tables = dict(self._worker.client.snapshot())
+        del tables[PROGRESS]
+        return {"tables": Entry(tables)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.snapshot = state["tables"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_worker"}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_servers={self.num_servers}, "
+            f"consistency={self.consistency!r}, replication={self.replication}, "
+            f"updater={self.updater!r})"
+        )
+
+
+class ServerDesk:
+    """The driver's part: the membership, the meetings of workers, and the history so far."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.membership = Membership(config)
+        self._meetings = Meetings()
+        self._history: dict[int, Message] = {}
+
+    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+        if about == "meeting":
+            return self._meetings.come(**fields)
+        if about == "row":
+            self._history[int(fields["number"])] = fields["row"]
+            return True
+        if about == "history":
+            return [self._history[number] for number in sorted(self._history)]
+        return self.membership.answer(about, fields)
+
+    def came(self, peer: Peer) -> None:
+        """It will join by itself, when it is ready."""
+
+    def went(self, peer: Peer, outcome: str) -> None:
+        if outcome != "done":
+            lose = self.membership.lost_server if peer.role == "server" else None
+            (lose or self.membership.lost_worker)(peer.rank)
+
+
+def job_key(secret: bytes, encrypted: bool) -> JobKey:
+    """The same key in every task of a run, made of what only they know."""
+    own = hashlib.blake2b(secret, digest_size=32, person=b"sparkdml-tag").digest()
+    if not encrypted:
+        return JobKey(own)
+    import zmq
+    from zmq.utils import z85
+
+    curve = z85.encode(hashlib.blake2b(secret, digest_size=32, person=b"sparkdml-curve").digest())
+    return JobKey(own, zmq.curve_public(curve), curve)

@@ -1,0 +1,136 @@
+"""Train on threads through a strategy's servers: the real wire on loopback, the desk in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from sparkdml.comm.base import Communicator
+from sparkdml.comm.single import SingleCommunicator
+from sparkdml.errors import CommunicationError
+from sparkdml.runtime.desk import Desk, Peer
+from sparkdml.strategies.base import Strategy
+from sparkdml.testing.faults import Injected
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
+from sparkdml.testing.threads import Rows, ThreadContext, train_rank
+from sparkdml.training.callbacks import Callback
+from sparkdml.training.task import TaskPlan
+from sparkdml.training.training import Schedule, Training
+
+
+class ServedContext(ThreadContext):
+    """A task that is no part of a gang, and asks a desk."""
+
+    def __init__(
+        self,
+        run: ServedRun,
+        peer: Peer,
+        size: int,
+        rows: Rows,
+        held_out: Rows | None = None,
+        checkpoint: RankCheckpoints | None = None,
+    ) -> None:
+        super().__init__(SingleCommunicator(), rows, held_out, checkpoint)
+        self.rank, self.size, self.attempt, self.host = peer.rank, size, peer.attempt, peer.host
+        self.plan = SimpleNamespace(secret=run.secret, must_encrypt=False)
+        self._run, self._peer = run, peer
+
+    def speak_by(self, comm: Communicator) -> None:
+        self.comm = self.gang = comm
+
+    def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+        # In a cluster the driver would end this task. Servers still hear who is lost.
+        if what == "meeting" and self._run.failed.is_set():
+            raise CommunicationError("the run has failed elsewhere")
+        return self._run.desk.answer(self._peer, what, fields)
+
+    def wait_for_the_end(self, timeout_seconds: float) -> bool:
+        return self._run.over.wait(timeout_seconds)
+
+    def ingest(self) -> None:
+        """Everything is in memory."""
+
+
+class ServedRun:
+    """What all tasks of one run share."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self.secret = desk, b"of one run on threads"
+        self.over, self.failed = threading.Event(), threading.Event()
+
+    def do(self, role: str, rank: int, work: Callable[[Peer], Any], max_attempts: int = 1) -> Any:
+        """As a task would: the desk hears of its beginning and of its end; it may come back."""
+        for attempt in range(max_attempts):
+            peer = Peer(role, rank, attempt, "127.0.0.1")
+            self.desk.came(peer)
+            try:
+                done = work(peer)
+            except BaseException as error:
+                is_last = attempt + 1 == max_attempts or not isinstance(error, Injected)
+                if is_last:
+                    self.failed.set()
+                self.desk.went(peer, "failed")
+                if is_last:
+                    raise
+            else:
+                self.desk.went(peer, "done")
+                return done
+        raise AssertionError("at least one attempt")
+
+
+def train_served(
+    strategy_of: Callable[[], Strategy],
+    plan: TaskPlan,
+    schedule: Schedule,
+    parts: Sequence[Rows],
+    held_out: Sequence[Rows] | None = None,
+    callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
+    seed: int = 0,
+    checkpoints: MemoryCheckpoints | None = None,
+    max_attempts: int = 1,
+) -> list[Training]:
+    """As `train_on_threads`, for strategies whose roles are no gang.
+
+    A worker that fails with `Injected` is started again, up to `max_attempts`, as Spark does.
+    """
+    size = len(parts)
+    roles = strategy_of().roles(size)
+    desk = strategy_of().desk(size)
+    assert desk is not None, "a strategy with servers has a desk"
+    run = ServedRun(desk)
+    resumed = None if checkpoints is None else checkpoints.newest
+
+    def work(peer: Peer) -> Training:
+        rank, own = peer.rank, None
+        if checkpoints is not None:
+            own = RankCheckpoints(checkpoints, resumed, rank, size, schedule)
+        held = held_out[rank] if held_out else None
+        context = ServedContext(run, peer, size, parts[rank], held, own)
+        return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
+
+    def help_out(count: int, peer: Peer) -> None:
+        context = ServedContext(run, peer, count, {})
+        train_rank(context, strategy_of(), plan, schedule, (), seed, peer.role)
+
+    others = [(role, rank) for role in roles[1:] for rank in range(role.count)]
+    with ThreadPoolExecutor(size + len(others)) as pool:
+        helpers = [
+            pool.submit(run.do, role.name, rank, partial(help_out, role.count))
+            for role, rank in others
+        ]
+        workers = [pool.submit(run.do, "worker", rank, work, max_attempts) for rank in range(size)]
+        errors = [error for worker in workers if (error := worker.exception()) is not None]
+        run.over.set()
+        for helper in helpers:
+            helper.exception()
+    # The others' errors follow from the first cause.
+    errors.sort(key=lambda error: isinstance(error, CommunicationError))
+    for error in errors:
+        raise error
+    for helper in helpers:
+        helper.result()
+    return [worker.result() for worker in workers]

@@ -1,0 +1,131 @@
+"""Strategies whose roles are more than workers, through the estimator on a real session."""
+
+import os
+import signal
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sparkdml as dml
+from sparkdml.server.consistency import SSP
+from sparkdml.server.node import serve
+from sparkdml.strategies.layered_sgd import LayeredSGD
+from sparkdml.strategies.parameter_server import ParameterServer
+from sparkdml.testing.faults import FaultAt
+
+
+def fit(rows, strategy, **changes):
+    settings = {
+        "model": lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.SGD, lr=0.2, momentum=0.9),
+        "strategy": strategy,
+        "batchSize": 10,
+        "epochs": 2,
+        "numWorkers": 2,
+        "seed": 3,
+        "verbose": 0,
+        "validation": 0.2,
+    }
+    return dml.TorchEstimator(**{**settings, **changes}).fit(rows)
+
+
+def told(model):
+    return [
+        {name: value for name, value in row.items() if "second" not in name}
+        for row in model.history
+    ]
+
+
+@pytest.fixture(scope="module")
+def rows(spark):
+    x = np.random.default_rng(0).standard_normal((240, 4)).astype(np.float32)
+    labels = (x[:, 0] > 0).astype(int) + (x[:, 1] > 0).astype(int)
+    return spark.createDataFrame(
+        [(row.tolist(), int(label)) for row, label in zip(x, labels, strict=True)],
+        "features array<float>, label long",
+    ).cache()
+
+
+@pytest.fixture(scope="module")
+def expected(rows):
+    return fit(rows, dml.AllReduce("torch"))
+
+
+def assert_alike(model, expected):
+    for one, other in zip(model.module.parameters(), expected.module.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    for one, other in zip(told(model), told(expected), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+
+
+def test_layers_equal_allreduce(rows, expected):
+    assert_alike(fit(rows, LayeredSGD(2, "torch")), expected)
+
+
+def test_servers_equal_allreduce(rows, expected):
+    assert_alike(fit(rows, ParameterServer()), expected)
+
+
+def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):
+    fault = FaultAt(rank=1, step=4, kind="kill", folder=str(tmp_path))
+    model = fit(rows, ParameterServer(consistency=SSP(2)), callbacks=[fault])
+    assert any(tmp_path.iterdir()), "it was killed"
+    num_rows = told(expected)[0]["rows"]
+    # The step in which it was lost may be made once more, but no row is left out.
+    assert [num_rows <= row["rows"] <= num_rows + 10 for row in told(model)] == [True, True]
+    assert told(model)[1]["rows"] == num_rows
+    assert told(model)[-1]["val_loss"] < 0.9  # of three classes, ln 3 by chance
+
+
+def test_a_killed_server_loses_nothing(rows, expected, tmp_path):
+    class Mortal(ParameterServer):
+        """One of its servers is killed once it has taken some pushes."""
+
+        def _serve(self, ctx):
+            if ctx.rank != 1 or ctx.attempt:
+                super()._serve(ctx)
+                return
+
+            def watch(node):
+                while node.stats.pushes < 6:
+                    over.wait(0.001)
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            over = threading.Event()
+            start = lambda node: threading.Thread(target=watch, args=(node,)).start()  # noqa: E731
+            serve(ctx.rank, self.config(ctx), ctx.ask, ctx.host, start)
+
+    model = fit(rows, Mortal())
+    assert (tmp_path / "killed").exists()
+    assert_alike(model, expected)
+
+
+def test_servers_take_part_in_checkpoints(rows, expected, tmp_path):
+    fit(rows, ParameterServer(), epochs=1, checkpoint=str(tmp_path))
+    model = fit(rows, ParameterServer(), checkpoint=str(tmp_path))
+    assert_alike(model, expected)  # with the momentum that the servers had
+
+
+def test_too_few_slots_name_the_roles(rows):
+    with pytest.raises(dml.NotEnoughSlots, match="2 workers and 3 servers"):
+        fit(rows, ParameterServer(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"clipNorm": 1.0}, "clipNorm"),
+        ({"optimizer": partial(torch.optim.RMSprop, lr=0.1)}, "optimizer"),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss"),
+        ({"callbacks": [dml.GradientMonitor()]}, "callbacks"),
+    ],
+)
+def test_what_servers_can_not_do_is_refused_at_the_driver(rows, changes, name):
+    with pytest.raises(dml.ParameterError, match=f"^{name} must be"):
+        fit(rows, ParameterServer(), **changes)
