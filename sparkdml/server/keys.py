@@ -57,6 +57,11 @@ class Table:
         return point_of(f"table {self.name}")
 
     @cached_property
+    def layout(self) -> int:
+        """A signature: tables of one name that differ in anything have different ones."""
+        return point_of(str(sorted(self.to_dict().items())))
+
+    @cached_property
     def num_rows(self) -> int:
         return self.shape[0] if self.by_row else math.prod(self.shape)
 

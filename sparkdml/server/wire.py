@@ -13,6 +13,7 @@ import hmac
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Sequence
 
 import zmq
 import zmq.utils.z85
@@ -65,15 +66,9 @@ class Inbox:
 
     def receive(self) -> Message | None:
         """The next message that is good, or None when there is none at the moment."""
-        while True:
+        while (frames := _next(self._socket)) is not None:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            try:
-                if len(frames) > MAX_FRAMES:
-                    raise BadFrame("length")
-                message = decode([frame.buffer for frame in frames[1:]], self._key, self.own)
+                message = _open(frames[1:], self._key, self.own)
                 if message.number <= self._seen.get(message.sender, 0):
                     raise BadFrame("replay")
             except BadFrame as reason:
@@ -83,6 +78,7 @@ class Inbox:
             self._received[message.sender] += 1
             self._routes[message.sender] = frames[0].bytes
             return message
+        return None
 
     def num_received(self, sender: int) -> int:
         """How many messages have come: fewer than were sent, if a connection broke in between."""
@@ -189,15 +185,9 @@ class Outbox:
         return self.num_sent
 
     def receive(self) -> Message | None:
-        while True:
+        while (frames := _next(self._socket)) is not None:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            try:
-                if len(frames) > MAX_FRAMES:
-                    raise BadFrame("length")
-                message = decode([frame.buffer for frame in frames], self._key, self.own)
+                message = _open(frames, self._key, self.own)
                 if message.sender != self.server:
                     raise BadFrame("stranger")
                 if message.number <= self._seen:
@@ -208,6 +198,7 @@ class Outbox:
             self.num_missed += message.number - self._seen - 1
             self._seen = message.number
             return message
+        return None
 
     def close(self, linger_seconds: float = 0.0) -> None:
         self._socket.close(linger=int(linger_seconds * 1000))
@@ -266,6 +257,20 @@ class Waker:
     def close(self) -> None:
         self._ours.close()
         self._theirs.close()
+
+
+def _next(end: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    """The frames of the next message, or None when there is none at the moment."""
+    try:
+        return end.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+
+
+def _open(frames: Sequence[zmq.Frame], key: JobKey, own: int) -> Message:
+    if len(frames) > MAX_FRAMES:
+        raise BadFrame("length")
+    return decode([frame.buffer for frame in frames], key, own)
 
 
 def own_address(host: str, port: int) -> str:

@@ -51,7 +51,7 @@ def test_bad_frames_are_dropped_and_counted(raw: Any) -> None:
         client.init("n", torch.zeros(4))
         client.push("n", torch.ones(4)).wait()
         node = cluster.nodes[0]
-        table = client._tables["n"]
+        table = client._book.find("n").table
         member = cluster.membership.view.servers[0]
         push = Message(Kind.PUSH, [Entry(table.number, 0, number=1, values=torch.ones(4))])
         push.sender, push.receiver, push.number = 55, member.number, 1
@@ -95,7 +95,7 @@ def test_who_does_not_know_the_word_is_not_let_in(raw: Any) -> None:
 def test_nonsense_from_someone_with_the_key_does_no_harm(raw: Any) -> None:
     with ServerCluster(1, consistency=TAP()) as cluster, cluster.client() as client:
         client.init("n", torch.zeros(4))
-        node, number = cluster.nodes[0], client._tables["n"].number
+        node, number = cluster.nodes[0], client._book.find("n").table.number
         member = cluster.membership.view.servers[0]
         sender = raw(node.address, cluster.config.key.word_for(member.number))
         nonsense = [
@@ -104,7 +104,8 @@ def test_nonsense_from_someone_with_the_key_does_no_harm(raw: Any) -> None:
             Message(Kind.INSTALL, []),
             Message(Kind.INSTALL, [Entry(1, 0)], text={"table": None}, generation=1),
             Message(Kind.HELLO, []),
-            Message(Kind.CALL, [Entry(1, 0)]),
+            Message(Kind.PULL, [], flags=2),
+            Message(Kind.ANSWER, [Entry(1, 0)]),
             Message(Kind.REPLICATE, [Entry(number, 0, version=1)], generation=1),
             Message(Kind.PULL, [Entry(number, 0, rows=torch.tensor([9], dtype=torch.int32))]),
             Message(Kind.PUSH, [Entry(number, 0, number=1, values=torch.ones(3))]),
@@ -125,8 +126,8 @@ def test_values_that_are_not_finite_are_dropped_if_so_configured(bad: float) -> 
         client.push("n", torch.tensor([1.0, bad, 1.0, 1.0])).wait()
         client.push("n", torch.ones(4)).wait()
         assert client.pull("n").wait().tolist() == [1.0] * 4
-        assert client.stats.dropped["refused"] == 1
-        assert sum(node.stats.dropped["refused"] for node in cluster.nodes.values()) == 1
+        assert client.stats.dropped["not finite"] == 1
+        assert sum(node.stats.dropped["not finite"] for node in cluster.nodes.values()) == 1
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "*", "::"])
