@@ -193,7 +193,7 @@ def test_the_key_is_the_same_for_all_tasks_of_a_run_and_for_no_other():
     assert job_key(b"a", encrypted=False).curve_public is None
 
 
-# -- groups -----------------------------------------------------------------------------------------
+# -- groups ---------------------------------------------------------------------------------------
 
 
 def test_groups_are_made_of_workers_of_one_host():
