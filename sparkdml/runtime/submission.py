@@ -79,6 +79,7 @@ class Submission:
         host = cluster.driver_host()
         token = secrets.token_urlsafe(32)
         self._rendezvous = Rendezvous(host)
+        self._rendezvous.serve(options.backend)
         retried = [role.name for role in roles if not role.gang]
         self._endpoint = Endpoint(
             host,
