@@ -62,6 +62,7 @@ class ServedTraining:
             self._resume()
             for epoch in training.epochs():
                 if not self._start(epoch):
+                    training.finish(epoch)
                     break
                 for batch in epoch:
                     if not batch.num_rows:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from sparkdml.comm.base import Communicator
+from sparkdml.comm.base import Communicator, World
 from sparkdml.comm.single import SingleCommunicator
+from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
 from sparkdml.runtime.desk import Desk, Peer
 from sparkdml.strategies.base import Strategy
@@ -93,7 +94,7 @@ def train_served(
     checkpoints: MemoryCheckpoints | None = None,
     max_attempts: int = 1,
 ) -> list[Training]:
-    """As `train_on_threads`, for strategies whose roles are no gang.
+    """As `train_on_threads`, for strategies with servers, whose workers are a gang or not.
 
     A worker that fails with `Injected` is started again, up to `max_attempts`, as Spark does.
     """
@@ -104,13 +105,20 @@ def train_served(
     run = ServedRun(desk)
     resumed = None if checkpoints is None else checkpoints.newest
 
-    def work(peer: Peer) -> Training:
+    def work(peer: Peer, comm: Communicator | None = None) -> Training:
         rank, own = peer.rank, None
         if checkpoints is not None:
             own = RankCheckpoints(checkpoints, resumed, rank, size, schedule)
         held = held_out[rank] if held_out else None
         context = ServedContext(run, peer, size, parts[rank], held, own)
+        if comm is not None:
+            context.comm = context.gang = comm
+            context.world = World(rank, size, ("here",) * size)
         return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
+
+    def join_gang(comm: Communicator) -> Training:
+        done: Training = run.do("worker", comm.rank, partial(work, comm=comm))
+        return done
 
     def help_out(count: int, peer: Peer) -> None:
         context = ServedContext(run, peer, count, {})
@@ -122,7 +130,13 @@ def train_served(
             pool.submit(run.do, role.name, rank, partial(help_out, role.count))
             for role, rank in others
         ]
-        workers = [pool.submit(run.do, "worker", rank, work, max_attempts) for rank in range(size)]
+        workers: list[Future[Any]] = []
+        if roles[0].gang:
+            workers.append(pool.submit(run_threads, size, join_gang))
+        else:
+            workers += [
+                pool.submit(run.do, "worker", rank, work, max_attempts) for rank in range(size)
+            ]
         errors = [error for worker in workers if (error := worker.exception()) is not None]
         run.over.set()
         for helper in helpers:
@@ -133,4 +147,5 @@ def train_served(
         raise error
     for helper in helpers:
         helper.result()
-    return [worker.result() for worker in workers]
+    results = [worker.result() for worker in workers]
+    return results[0] if roles[0].gang else results

@@ -8,6 +8,8 @@ import torch
 from sparkdml.errors import ParameterError
 from sparkdml.server.consistency import ASP, BSP, SSP, TAP
 from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.strategies.hybrid import Hybrid
+from sparkdml.strategies.layered_sgd import group_workers, make_groups
 from sparkdml.strategies.parameter_server import ParameterServer, job_key
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.testing.digits import (
@@ -189,3 +191,21 @@ def test_the_key_is_the_same_for_all_tasks_of_a_run_and_for_no_other():
     assert job_key(b"a", encrypted=False).secret == job_key(b"a", encrypted=True).secret
     assert job_key(b"a", encrypted=True).curve_public != job_key(b"b", encrypted=True).curve_public
     assert job_key(b"a", encrypted=False).curve_public is None
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def test_groups_are_made_of_workers_of_one_host():
+    assert group_workers(["a", "b", "a", "b", "a"], 2) == [0, 1, 0, 2, 1]
+    assert group_workers(["a"] * 4, 2) == [0, 0, 1, 1]
+    assert make_groups(["a", "b", "a", "b", "b", "a"], 2, 2) == [0, 1, 0, 1, 1, 0]
+
+
+def test_groups_that_wait_for_each_other_equal_allreduce_step_by_step():
+    parts, plan = cut(digits(130), [40, 36, 30, 24]), digits_plan(lr=0.1, momentum=0.9)
+    ours, our_path = path_of(train_served, partial(Hybrid, 2, consistency=BSP()), plan, parts)
+    _, their_path = path_of(train_on_threads, AllReduce, plan, parts)
+    for one, other in zip(our_path, their_path, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert len({tuple(training.task.params.values.tolist()) for training in ours}) == 1
