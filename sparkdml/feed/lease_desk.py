@@ -1,8 +1,8 @@
 """The desk of leases at the driver: it outlives workers, and hears of their ends.
 
 A strategy whose workers read by leases returns one from `desk()`, or hands over what is asked about
-`lease.…` from a desk of its own. A question costs a round trip to the driver, of some 0.2 ms on one
-host: one for a lease, and one when rows of it have been used.
+`lease.…` from a desk of its own. A question costs a round trip to the driver, of 0.2 to 0.4 ms on
+one host: one for a lease, and one when rows of it have been used.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from sparkdml.feed.shares import SMALLEST_SHARE, divide, hand_over, smooth
 speeds = st.lists(st.floats(0.01, 100), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(total=st.integers(0, 1000), speeds=speeds)
 def test_shares_follow_speeds(total, speeds):
     counts = divide(total, speeds)
@@ -25,7 +25,7 @@ def test_shares_follow_speeds(total, speeds):
         assert 1 not in counts  # BatchNorm has no use for a single row
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6))
 def test_every_row_of_a_step_has_one_rank(data, sizes):
     starts = [data.draw(st.integers(0, 100)) for _ in sizes]
