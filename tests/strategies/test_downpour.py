@@ -94,6 +94,7 @@ def test_the_first_worker_may_begin_alone(warm_start):
     assert trainings[0].history[0]["rows"] == 120
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_it_trains_in_spark(spark):
     rows = digits(400)
