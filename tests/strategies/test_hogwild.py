@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import sparkdml as dml
 from sparkdml.comm.shared_memory.segment import Segment
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import ParameterError, SetupError
@@ -136,25 +135,3 @@ def test_gradients_that_nobody_agrees_on_are_not_monitored():
 
     with pytest.raises(ParameterError, match="GradientMonitor"):
         Hogwild().check(Job())
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_the_tasks_of_one_spark_host_share_memory(spark):
-    rows = digits(400)
-    frame = spark.createDataFrame(
-        [(x.tolist(), int(y)) for x, y in zip(rows["x"], rows["y"], strict=True)],
-        "features array<float>, label bigint",
-    )
-    fitted = dml.TorchEstimator(
-        model=lambda: nn.Linear(64, 10),
-        loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        strategy=dml.Hogwild(steps=10),
-        batchSize=8,
-        epochs=4,
-        numWorkers=2,
-        verbose=0,
-    ).fit(frame)
-    assert [row["rows"] for row in fitted.history] == [400.0] * 4
-    assert fitted.history[-1]["loss"] < 0.5
