@@ -28,6 +28,7 @@ from sparkdml.server.membership import Membership
 from sparkdml.server.merging import MergingClient
 from sparkdml.server.node import ServerNode, serve
 from sparkdml.server.seal import JobKey
+from sparkdml.strategies.parameter_server import job_key
 
 Result = TypeVar("Result")
 
@@ -43,7 +44,8 @@ class WithStore(Generic[Result]):
         num_servers: how many of the workers serve, at most all of them.
         consistency: how far workers may run apart: `BSP()`, `SSP(staleness)`, `ASP(significance)`,
             or `TAP()`, with which nobody waits but where the function says so.
-        encrypted: encrypt what travels between workers and servers; it is authenticated always.
+        encrypted: whether what travels between workers and servers is encrypted; None where Spark's
+            settings ask for it. It is authenticated always.
         merge_hosts: add up what the workers of a host push before it crosses the network, and fetch
             once what they pull. All workers of a host must then make the same calls in the same
             order.
@@ -54,32 +56,38 @@ class WithStore(Generic[Result]):
         fn: Callable[[Context, KVStore], Result],
         num_servers: int = 1,
         consistency: Consistency | None = None,
-        encrypted: bool = False,
+        encrypted: bool | None = None,
         merge_hosts: bool = False,
     ) -> None:
         if not callable(fn):
             raise ParameterError("fn", fn, "a function of two arguments, the context and the store")
-        self._fn, self._merge_hosts = fn, merge_hosts
-        # Servers live and die with the run, so a copy elsewhere would help nobody.
-        self._config = ServerConfig(
-            JobKey.new(encrypted),
-            num_servers=num_servers,
-            consistency=consistency or TAP(),
-            replication=1,
-        )
+        if num_servers < 1:
+            raise ParameterError("num_servers", num_servers, "at least 1")
+        self._fn, self._merge_hosts, self._encrypted = fn, merge_hosts, encrypted
+        self._num_servers, self._consistency = num_servers, consistency or TAP()
         self.__name__ = getattr(fn, "__name__", "fn")
         self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
 
     def desk(self, num_workers: int) -> StoreDesk:
         """At the driver, for each submission."""
-        if self._config.num_servers > num_workers:
+        if self._num_servers > num_workers:
             raise ParameterError(
-                "num_servers", self._config.num_servers, f"at most num_workers ({num_workers})"
+                "num_servers", self._num_servers, f"at most num_workers ({num_workers})"
             )
-        return StoreDesk(Membership(replace(self._config, num_workers=num_workers)))
+        return StoreDesk(Membership(self._config(JobKey.new(), num_workers)))
+
+    def _config(self, key: JobKey, num_workers: int) -> ServerConfig:
+        return ServerConfig(
+            key,
+            num_servers=self._num_servers,
+            num_workers=num_workers,
+            consistency=self._consistency,
+            replication=1,  # servers live and die with the run: a copy would help nobody
+        )
 
     def __call__(self, ctx: Context) -> Result:
-        config = replace(self._config, num_workers=ctx.size)
+        encrypted = ctx.plan.must_encrypt if self._encrypted is None else self._encrypted
+        config = self._config(job_key(ctx.plan.secret, encrypted), ctx.size)
         opened = _merged_client(ctx, config) if self._merge_hosts else _own_client(ctx, config)
         with _serving(ctx, config):
             with opened as client, KVStore(client, ctx.size, ctx.rank) as store:

@@ -53,7 +53,8 @@ def fit_lasso(
 ) -> tuple[MatrixTable, float]:
     """The coefficients' table and the intercept, from every worker's own rows; all of them call it.
 
-    `options` are those of `Lasso`.
+    It begins with what the table of that name holds, if it is there. `options` are those of
+    `Lasso`.
     """
     count, y_sum, *x_sums = sum_over_ranks(comm, len(y), y.sum(), x.sum(axis=0))
     if not count:
@@ -104,7 +105,13 @@ class Lasso(Program):
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             raise DataError("x and y must be finite: there is a NaN or an infinity among them")
         self._table, self._x = table, np.asfortranarray(x, dtype=np.float64)
+        # What is in the table already is where it begins: the path of an earlier, larger alpha.
         self._residual = np.array(y, dtype=np.float64)
+        self._target_square = float(self._residual @ self._residual)
+        self._penalised = 0.0  # the sum of all coefficients' absolute values
+        for rows, values in table.blocks(4 * width):
+            self._residual -= self._x[:, rows] @ values[:, 0]
+            self._penalised += float(np.abs(values).sum())
         self._changing: tuple[Ints, Floats] = NOTHING, np.empty(0)  # and what they were before
         self._num_rows, self._penalty = num_rows, alpha * num_rows
         self._alpha, self._tolerance, self.width = alpha, tolerance, width
@@ -118,7 +125,6 @@ class Lasso(Program):
         self._candidates, self._gram = NOTHING, np.empty((0, 0))
         self._squared_norms = np.zeros(table.num_rows)
         self._scale = 0.0  # of y: how far is far
-        self._penalised = 0.0  # the sum of all coefficients' absolute values
         self.objectives: list[float] = []  # at rank 0, as each round began
         self.num_updates = 0  # coefficients changed so far
         self.num_looks = 0  # coefficients only looked at
@@ -157,7 +163,8 @@ class Lasso(Program):
         kind, rows, candidates = _read(work)
         self._catch_up()
         x = self._x[:, rows]
-        parts = [np.array([self._residual @ self._residual]), x.T @ self._residual]
+        squares = [self._residual @ self._residual, self._target_square]
+        parts = [np.array(squares), x.T @ self._residual]
         if kind == LOOK:
             parts.append(np.einsum("ij,ij->j", x, x))
         else:
@@ -181,13 +188,13 @@ class Lasso(Program):
     def pull(self, works: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
         self._kind, rows, candidates = _read(works[0])
         sums = np.sum([part.numpy() for part in parts], axis=0)
-        squares, products, rest = np.split(sums, [1, 1 + len(rows)])
+        squares, products, rest = np.split(sums, [2, 2 + len(rows)])
         loss = squares[0] / (2 * self._num_rows)
         self.objectives.append(loss + self._alpha * self._penalised)
         if self._kind == LOOK:
             self._squared_norms[rows] = rest
             if not self._scale:
-                self._scale = float(np.sqrt(squares[0])) or 1.0
+                self._scale = float(np.sqrt(squares[1])) or 1.0
         else:
             self._gram = rest.reshape(len(candidates), len(candidates))
         before = self._table.get(rows)[:, 0].astype(np.float64)

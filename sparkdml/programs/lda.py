@@ -77,21 +77,27 @@ def draw(weights: NDArray[np.floating], dice: np.random.Generator) -> Ints:
     return places
 
 
+def empty(table: MatrixTable, rows: Ints) -> None:
+    """Forget what an earlier run in the same tables has counted."""
+    with table.hold(rows) as counts:
+        counts[:] = 0
+
+
 @dataclass(frozen=True)
 class Topics:
     """What came of it."""
 
     words: MatrixTable  # how often each word has each topic, in the last sweep
-    sums: MatrixTable  # the same, added up over the sweeps whose mean is taken
+    sums: MatrixTable  # the same, added up over the rounds whose mean is taken
     documents: Ints  # those that this worker kept
     document_topics: Rows  # how often each of them has each topic
-    num_samples: int
+    num_sums: int  # how many rounds that were
     beta: float
 
     def topic_words(self, words_at_once: int = 65_536) -> NDArray[np.float64]:
         """Each topic's distribution over words (topics x words): the whole of it, for a reader."""
         sums = np.concatenate([rows for _, rows in self.sums.blocks(words_at_once)])
-        return topic_words(sums / self.num_samples, self.beta)
+        return topic_words(sums / self.num_sums, self.beta)
 
 
 def fit_lda(
@@ -149,7 +155,8 @@ def fit_lda(
     )
     run_program(program, comm)
     words.max_rows_held = sums.max_rows_held = None  # it is over: a reader may want them all
-    return Topics(words, sums, kept, program.documents, program.num_samples, beta)
+    num_sums = program.num_samples * comm.size  # a block is held by every worker in each sweep
+    return Topics(words, sums, kept, program.documents, num_sums, beta)
 
 
 class LDA(Program):
@@ -157,7 +164,7 @@ class LDA(Program):
 
     Args:
         words: counts by word and topic: a row for each word, as wide as there are topics.
-        sums: like `words`: what it was after each of the last sweeps, added up.
+        sums: like `words`: what it was after each round of the last sweeps, added up.
         topics: counts by topic: one row.
         document, word: of each word of this worker's documents, its document (counted from 0 at
             this worker) and itself.
@@ -209,6 +216,8 @@ class LDA(Program):
 
     def schedule(self, round: int, num_workers: int) -> list[Tensor] | None:
         sweep = round // num_workers  # the first one gives each word a topic to begin with
+        if round == 0:
+            empty(self._topics, ONLY_ROW)
         if sweep > self._sweeps:
             return None
         return [
@@ -220,6 +229,9 @@ class LDA(Program):
         index, sweep = work.tolist()
         dice = np.random.default_rng([self._seed, sweep, self._worker, index])
         rows = rows_of_block(index, self._num_workers, self._words.num_rows)
+        if sweep == 0 and index == self._worker:  # the first to hold this block
+            empty(self._words, rows)
+            empty(self._sums, rows)
         before = self._topics.get(ONLY_ROW)[0]
         topics = before.copy()
         with self._words.hold(rows) as words:

@@ -44,6 +44,20 @@ def test_it_finds_what_scikit_learn_finds(num_workers):
         assert most_held < len(coefficients)
 
 
+def test_it_goes_on_from_what_the_table_holds():
+    x, y = make_rows(100, 20)
+
+    def work(comm, store):
+        own = slice(comm.rank, None, 2)
+        for alpha in (1.0, 0.3, 0.05):  # a path, each from the last
+            table, _ = fit_lasso(store, comm, x[own], y[own], alpha)
+            comm.barrier()
+        return whole(table)
+
+    expected = Reference(alpha=0.05, tol=1e-9, max_iter=100_000).fit(x, y)
+    np.testing.assert_allclose(run_workers(2, work)[0], expected.coef_, atol=2e-4)
+
+
 def run_centred(x, y, max_rounds=None, **options):
     x, y = x - x.mean(axis=0), y - y.mean()
 

@@ -104,6 +104,22 @@ def test_every_word_is_counted_once_and_no_worker_holds_all_words(num_workers):
     assert sorted(np.concatenate([kept for *_, kept in results])) == list(range(20))
 
 
+def test_a_second_run_in_the_same_tables_begins_anew():
+    document, word, _ = make_corpus(10)
+
+    def work(comm, store):
+        own = document % 2 == comm.rank
+        for _ in range(2):
+            found = fit_lda(
+                store, comm, document[own], word[own], WORDS, TOPICS, sweeps=2, num_samples=2
+            )
+            comm.barrier()
+        sums = found.sums.get(np.arange(WORDS)).sum()
+        return found.words.get(np.arange(WORDS)).sum(), sums / found.num_sums
+
+    assert run_workers(2, work) == [(400.0, 400.0)] * 2
+
+
 def test_a_worker_without_documents_takes_its_turns():
     document, word, _ = make_corpus(1)
     results = fit(2, document, word, sweeps=1, num_samples=1)

@@ -4,9 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
-import sparkdml as dml
 from sparkdml.strategies.downpour import Downpour
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
@@ -92,24 +90,3 @@ def test_the_first_worker_may_begin_alone(warm_start):
     else:  # by the time that the second looks, the first may have gone on
         assert not torch.equal(second, first)
     assert trainings[0].history[0]["rows"] == 120
-
-
-@pytest.mark.spark
-def test_it_trains_in_spark(spark):
-    rows = digits(400)
-    frame = spark.createDataFrame(
-        [(x.tolist(), int(y)) for x, y in zip(rows["x"], rows["y"], strict=True)],
-        "features array<float>, label bigint",
-    )
-    fitted = dml.TorchEstimator(
-        model=lambda: nn.Linear(64, 10),
-        loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        strategy=dml.Downpour(n_fetch=2, n_push=2, warm_start=5, num_servers=1),
-        batchSize=8,
-        epochs=3,
-        numWorkers=2,
-        verbose=0,
-    ).fit(frame)
-    assert [row["rows"] for row in fitted.history] == [400.0] * 3
-    assert fitted.history[-1]["loss"] < 0.5
