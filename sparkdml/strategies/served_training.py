@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sparkdml.comm.meetings import MeetingCommunicator
 from sparkdml.errors import NonFiniteLoss
+from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.position import nothing_read
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add
@@ -43,6 +44,7 @@ class ServedTraining:
         ctx = self.ctx = training.ctx
         self.comm = MeetingCommunicator(ctx.rank, ctx.size, partial(ctx.ask, "meeting"))
         ctx.speak_by(self.comm)
+        self.leases = ctx.leases if strategy.leased else None
         self.updater = strategy.updater or updater_of(self.task.optimizers[ONLY])
         # What the servers hold lies in this process's memory, whatever device computes.
         self.pulled = torch.empty_like(self.task.params.values, device="cpu")
@@ -64,6 +66,9 @@ class ServedTraining:
                         break
                     self.task.grad(batch)
                     training.clock.lap("compute")
+                    if isinstance(batch, LeasedBatch) and not batch.confirm():
+                        epoch.own_rows -= batch.num_rows  # somebody else trains on them now
+                        continue
                     self._step(epoch, batch.num_rows)
                     if self._is_stopped:
                         break
@@ -165,6 +170,8 @@ class ServedTraining:
         self.client.close()  # the others no longer wait for this worker's clock
         self.comm.begin(f"end of epoch {epoch.number}")
         self.comm.barrier()
+        if self.leases is not None:
+            epoch.used_rows = self.leases.used_rows(epoch.number)
         self.client = self._join()
         self.fetch()
         training = self.training
@@ -209,7 +216,7 @@ class ServedTraining:
         training.history = list(self.ctx.ask("history") or [])[:number]
         epoch = Epoch(training, number)
         epoch.own_rows = epoch.rows_before = float(num_rows)
-        if num_rows:
+        if num_rows and self.leases is None:  # else the desk knows what is left
             self.ctx.data.ingest()
             epoch.start = self.ctx.data.position_after(
                 num_rows, number, training.schedule.shuffle, nothing_read()
