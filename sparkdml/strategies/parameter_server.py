@@ -29,7 +29,12 @@ from sparkdml.server.node import serve
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.seal import JobKey
 from sparkdml.strategies.base import Strategy
-from sparkdml.strategies.served_training import PROGRESS, ServedTraining
+from sparkdml.strategies.served_training import (
+    PROGRESS,
+    STALENESS,
+    WAIT_SECONDS,
+    ServedTraining,
+)
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding
@@ -46,6 +51,9 @@ LEASE_SECONDS = 60.0  # without a row used, after which the rest of a lease goes
 class ParameterServer(Strategy):
     """Train through servers that hold the model in parts.
 
+    The history has `wait_seconds`, what a worker waited in the epoch on average, and `staleness`,
+    how many clocks what it read was behind.
+
     Args:
         num_servers: tasks that serve, beside the workers: each takes a slot.
         consistency: how far workers may run apart within an epoch: `BSP()`, `SSP(staleness)`,
@@ -60,6 +68,8 @@ class ParameterServer(Strategy):
             them; each comes once an epoch. For `ASP` and `TAP`: under the others, workers wait for
             the slowest whatever it trains on.
     """
+
+    columns = (WAIT_SECONDS, STALENESS)
 
     def __init__(
         self,

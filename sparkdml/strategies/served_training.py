@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from sparkdml.strategies.parameter_server import ParameterServer
 
 VALUES, SUMS, PROGRESS = "values", "sums", "progress"
+# Columns of the history: what a worker waited for the servers and for other workers' clocks, on
+# average, and how many clocks the slowest was behind when it read.
+WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
 
 
 class ServedTraining:
@@ -165,8 +168,9 @@ class ServedTraining:
 
     def _end(self, epoch: Epoch) -> None:
         """Everybody's totals, and the model that all have come to."""
-        self.ctx.event("client", **self.client.stats.to_dict())
-        self.ctx.traffic.sent(self.client.stats.bytes_pushed, self.client.stats.pushes)
+        stats = self.client.stats
+        self.ctx.event("client", **stats.to_dict())
+        self.ctx.traffic.sent(stats.bytes_pushed, stats.pushes)
         self.client.close()  # the others no longer wait for this worker's clock
         self.comm.begin(f"end of epoch {epoch.number}")
         self.comm.barrier()
@@ -179,12 +183,19 @@ class ServedTraining:
             "sums": self.sums.tolist(),
             "steps": [epoch.steps, training.step],
             "stops": training.stop_request is not None,
+            "waited": stats.wait_seconds,
+            "behind": sum(clocks * reads for clocks, reads in stats.staleness.items()),
+            "reads": stats.staleness.total(),
         }
         met = self._exchange(own)
         self.sums = torch.tensor(met[0]["sums"], dtype=torch.float64)
         epoch.totals = replace(self._totals(), wishes=0.0, objections=0.0, stops=0.0)
         # Those with fewer rows have made fewer steps: the run is as far as the one with the most.
         epoch.steps, training.step = (max(one["steps"][i] for one in met) for i in range(2))
+        epoch.measured[WAIT_SECONDS] = sum(one["waited"] for one in met) / len(met)
+        epoch.measured[STALENESS] = sum(one["behind"] for one in met) / max(
+            1, sum(one["reads"] for one in met)
+        )
         if any(one["stops"] for one in met):
             training.interrupt()
 

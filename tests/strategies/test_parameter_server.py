@@ -122,6 +122,18 @@ def test_a_run_stops_on_all_workers_though_one_has_forgotten_why():
     assert [len(training.history) for training in trainings] == [2, 2]
 
 
+def test_the_history_has_waits_and_staleness():
+    parts = cut(digits(96), [48, 48])
+    for consistency in (BSP(), SSP(2)):
+        strategy = partial(ParameterServer, consistency=consistency)
+        trainings = train_served(strategy, digits_plan(lr=0.1), Schedule(2, 8), parts)
+        for one, other in zip(*(training.history for training in trainings), strict=True):
+            assert one["wait_seconds"] == other["wait_seconds"] > 0
+            assert one["staleness"] == other["staleness"]
+            bound = 0 if consistency == BSP() else 2
+            assert 0 <= one["staleness"] <= bound
+
+
 # -- leased rows ----------------------------------------------------------------------------------
 
 
