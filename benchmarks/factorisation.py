@@ -31,6 +31,7 @@ from benchmarks.ratios import Spread
 from benchmarks.session import prepare_environment, start_session
 from benchmarks.workloads import SEED, WORKERS
 from sparkdml.programs.factorisation import factorise, predict
+from sparkdml.programs.reading import read_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,11 +58,7 @@ class Blocks:
     epochs: int
 
     def __call__(self, ctx: dml.Context, store: dml.KVStore) -> Any:
-        batches = list(ctx.feed(1 << 16, shuffle=False))
-        user, item, rating = (
-            np.concatenate([batch[name].numpy() for batch in batches] or [np.empty(0, kind)])
-            for name, kind in (("user", np.int64), ("item", np.int64), ("rating", np.float32))
-        )
+        user, item, rating = read_columns(ctx, "user", "item", "rating")
         factors = factorise(
             store, ctx.comm, user, item, rating, self.shape, self.rank, epochs=self.epochs
         )

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
+    from sparkdml.strategies.downpour import Downpour as Downpour
     from sparkdml.strategies.easgd import EASGD as EASGD
     from sparkdml.strategies.gossip import Gossip as Gossip
     from sparkdml.strategies.hogwild import Hogwild as Hogwild
@@ -108,6 +109,7 @@ _HOMES = {
     "Dataset": "sparkdml.feed.dataset",
     "EASGD": "sparkdml.strategies.easgd",
     "EMA": "sparkdml.training.callbacks",
+    "Downpour": "sparkdml.strategies.downpour",
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",

@@ -43,6 +43,9 @@ class LeaseDesk:
     def answer(self, peer: Peer, about: str, fields: Message) -> Any:
         with self._lock:
             epoch = int(fields["epoch"])
+            if self._tables and epoch <= max(self._tables) - NUM_EPOCHS_KEPT:
+                # Over long ago: a worker that Spark has started again catches up with the others.
+                return {"over": True, "valid": False, "rows": 0}
             if about == "lease.begin":
                 return self._begin(peer.rank, epoch, fields)
             if about == "lease.card":

@@ -20,16 +20,18 @@ from sparkdml.kvstore.store import KVStore
 from sparkdml.runtime.context import Context
 from sparkdml.runtime.desk import Peer
 from sparkdml.runtime.wire import Message
-from sparkdml.server.base import Ask
+from sparkdml.server.base import Ask, Client
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency import TAP, Consistency
 from sparkdml.server.membership import Membership
+from sparkdml.server.merging import MergingClient
 from sparkdml.server.node import ServerNode, serve
 from sparkdml.server.seal import JobKey
 
 Result = TypeVar("Result")
 
+EXPECT = "store.expect"  # how many clients there will be
 JOIN_SECONDS = 10.0
 
 
@@ -42,6 +44,9 @@ class WithStore(Generic[Result]):
         consistency: how far workers may run apart: `BSP()`, `SSP(staleness)`, `ASP(significance)`,
             or `TAP()`, with which nobody waits but where the function says so.
         encrypted: encrypt what travels between workers and servers; it is authenticated always.
+        merge_hosts: add up what the workers of a host push before it crosses the network, and fetch
+            once what they pull. All workers of a host must then make the same calls in the same
+            order.
     """
 
     def __init__(
@@ -50,10 +55,11 @@ class WithStore(Generic[Result]):
         num_servers: int = 1,
         consistency: Consistency | None = None,
         encrypted: bool = False,
+        merge_hosts: bool = False,
     ) -> None:
         if not callable(fn):
             raise ParameterError("fn", fn, "a function of two arguments, the context and the store")
-        self._fn = fn
+        self._fn, self._merge_hosts = fn, merge_hosts
         # Servers live and die with the run, so a copy elsewhere would help nobody.
         self._config = ServerConfig(
             JobKey.new(encrypted),
@@ -74,11 +80,32 @@ class WithStore(Generic[Result]):
 
     def __call__(self, ctx: Context) -> Result:
         config = replace(self._config, num_workers=ctx.size)
+        opened = _merged_client(ctx, config) if self._merge_hosts else _own_client(ctx, config)
         with _serving(ctx, config):
-            with KVStore(WorkerClient(ctx.rank, config, _ask_of(ctx)), ctx.size) as store:
+            with opened as client, KVStore(client, ctx.size, ctx.rank) as store:
                 result = self._fn(ctx, store)
             ctx.comm.barrier()  # others may still need the server
         return result
+
+
+@contextmanager
+def _own_client(ctx: Context, config: ServerConfig) -> Iterator[Client]:
+    yield WorkerClient(ctx.rank, config, _ask_of(ctx))
+
+
+@contextmanager
+def _merged_client(ctx: Context, config: ServerConfig) -> Iterator[Client]:
+    """The first worker of each host has a client; the others speak through it."""
+    hosts = list(dict.fromkeys(ctx.world.hosts))
+    here = hosts.index(ctx.host)
+    if ctx.rank == 0:
+        ctx.ask(EXPECT, count=len(hosts))
+    ctx.comm.barrier()  # or a host could come before it is known how many there are
+    with ctx.comm.split(here) as on_host:
+        client = None
+        if on_host.rank == 0:
+            client = WorkerClient(here, replace(config, num_workers=len(hosts)), _ask_of(ctx))
+        yield MergingClient(on_host, client)
 
 
 class StoreDesk:
@@ -88,6 +115,9 @@ class StoreDesk:
         self._membership = membership
 
     def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+        if about == EXPECT:
+            self._membership.expect_workers(int(fields["count"]))
+            return True
         return self._membership.answer(about, fields)
 
     def came(self, peer: Peer) -> None:

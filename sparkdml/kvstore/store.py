@@ -23,22 +23,21 @@ class KVStore:
     """One worker's end of the store.
 
     Two tiers: the values that a worker brings for one key, of several devices or threads, are added
-    up before they leave it; the servers see one push. What the consistency of the servers asks
-    for (who may run ahead of whom) holds here too: `clock` ends a step.
+    up before they leave it; and with a `MergingClient` those of all workers of a host are. What the
+    consistency of the servers asks for (who may run ahead of whom) holds here too: `clock` ends a
+    step.
 
     Args:
         client: of the parameter server, from `ServerCluster.client(...)` or a strategy's own.
         num_workers: how many workers share the store.
+        rank: this worker's among them; None for the client's own number.
     """
 
-    def __init__(self, client: Client, num_workers: int) -> None:
+    def __init__(self, client: Client, num_workers: int, rank: int | None = None) -> None:
         if num_workers < 1:
             raise ParameterError("num_workers", num_workers, "at least 1")
         self.client, self.num_workers = client, num_workers
-
-    @property
-    def rank(self) -> int:
-        return self.client.worker
+        self.rank = client.worker if rank is None else rank
 
     def init(self, key: Key, value: Tensor, rows: bool = False) -> None:
         """Make the key, unless it is there: the first worker to come brings the value.

@@ -274,7 +274,7 @@ class _Block:
         self.topics: list[Ints] = [np.empty(0, dtype=np.int64)] * len(self.batches)
 
 
-def topic_words(counts: Rows, beta: float) -> NDArray[np.float64]:
+def topic_words(counts: NDArray[np.floating], beta: float) -> NDArray[np.float64]:
     """Each topic's distribution over words (topics x words), from counts (words x topics)."""
     smoothed: NDArray[np.float64] = counts.T.astype(np.float64) + beta
     smoothed /= smoothed.sum(axis=1, keepdims=True)

@@ -251,8 +251,15 @@ class WorkerClient:
                 ticket.part_done()
 
             entry.number = self._numbers[entry.key]  # so that it sees this worker's own pushes
-            flags = HALF if self._config.half and table.name not in self._exact else 0
-            return Request(Kind.PULL, entry, done, ticket.failed, clock=clock, flags=flags)
+            return Request(
+                Kind.PULL,
+                entry,
+                done,
+                ticket.failed,
+                clock=clock,
+                flags=HALF if self._config.half and table.name not in self._exact else 0,
+                answer_bytes=table.num_bytes(entry.part, entry.rows),
+            )
 
         requests = [request_of(index, entry) for index, entry in enumerate(gathering.entries)]
         self._courier.submit(requests)
@@ -262,9 +269,10 @@ class WorkerClient:
         self, kind: Kind, entry: Entry, ticket: PartsTicket[Any], **fields: Any
     ) -> Request:
         def done(message: Message, answer: Entry) -> None:
-            if kind is Kind.PUSH:
-                self.stats.pushes += answer.status == Status.OK
-                self.stats.dropped["refused"] += answer.status == Status.REFUSED
+            if answer.status == Status.REFUSED:
+                self.stats.dropped["refused"] += 1
+            elif kind is Kind.PUSH:
+                self.stats.pushes += 1
             ticket.part_done()
 
         return Request(kind, entry, done, ticket.failed, **fields)

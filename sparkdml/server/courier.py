@@ -53,10 +53,13 @@ class Request:
     finished: bool = False
     trouble_since: float | None = None
     signature: int = 0  # of its rows, where these are many
+    answer_bytes: int = 0  # how much will come back
 
     @property
     def size(self) -> int:
-        return 0 if self.entry.values is None else self.entry.values.nbytes
+        """Of the tensors, there or back: many small messages overlap better than a large one."""
+        values = self.entry.values
+        return self.answer_bytes + (0 if values is None else values.nbytes)
 
 
 class _Line:

@@ -75,6 +75,12 @@ class Table:
         start = part * self.part_rows
         return start, min(start + self.part_rows, self.num_rows)
 
+    def num_bytes(self, part: int, rows: Tensor | None) -> int:
+        """Of a part, or of some of its rows."""
+        start, stop = self.range(part)
+        count = stop - start if rows is None else len(rows)
+        return count * self.width * self.dtype.itemsize
+
     def matrix(self, tensor: Tensor) -> Tensor:
         """The tensor as (rows, width), without a copy where it is contiguous."""
         return tensor.reshape(self.num_rows, self.width)

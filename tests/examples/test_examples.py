@@ -74,6 +74,7 @@ SAYS = {
     "shakespeare.py": r"The .*\n",
     "pipeline.py": r"test accuracy: (8|9|10)\d(\.\d)?%",
     "autoencoder.py": r"broken ones are among them",
+    "topics.py": r"topic 3: \w+ \w+",
     "streaming.py": r"went on learning: +[789]\d\.\d%",
 }
 

@@ -120,3 +120,22 @@ def test_streaming(spark: SparkSession, tmp_path: Path) -> None:
     assert found["before"] > 0.85
     assert found["changed"] < 0.2
     assert found["learnt"] > 0.7
+
+
+def test_topics(spark: SparkSession) -> None:
+    example = load_example("topics.py")
+    words, vocabulary = example.number_words(spark, example.make_up_pages(60), 1, 0)
+    topics = example.find_topics(words, vocabulary, num_topics=3, sweeps=30)
+    subjects = {frozenset(subject.split()) for subject in example.SUBJECTS}
+    found = {frozenset(text.split()) for text in example.describe(topics, vocabulary, 12)}
+    assert found == subjects
+
+
+def test_topics_reads_pages_of_a_text(spark: SparkSession, tmp_path: Path) -> None:
+    example = load_example("topics.py")
+    (tmp_path / "input.txt").write_text("The King! the king, " * 60 + "once")
+    pages = example.read_text(tmp_path / "input.txt")
+    assert [len(page) for page in pages] == [200, 41]
+    rows, vocabulary = example.number_words(spark, pages, rarest=2, most_common=1)
+    assert vocabulary in (["king"], ["the"])
+    assert rows.count() == 120

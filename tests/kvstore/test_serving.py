@@ -46,6 +46,20 @@ def test_rows_of_a_data_frame_become_counts(spark):
     assert results == [[10.0] * 5 + [9.0] * 5] * 2
 
 
+def test_workers_of_a_host_push_as_one(spark):
+    def work(ctx, store):
+        result = count(ctx, store)
+        table = dml.MatrixTable(store, "rows", 10, 1)
+        table.add(np.array([ctx.rank, 9]), np.ones((2, 1)))
+        pushes = store.client.stats.pushes  # at the host's first worker, of all three
+        return result, table.get(np.array([9, 1, ctx.rank]))[:, 0].tolist(), pushes
+
+    results = dml.run(WithStore(work, merge_hosts=True), num_workers=3, spark=spark)
+    assert [result for result, _, _ in results] == [([6.0] * 3, rank, 3) for rank in range(3)]
+    assert [rows for _, rows, _ in results] == [[3.0, 1.0, 1.0]] * 3
+    assert [pushes for _, _, pushes in results] == [2, 0, 0]
+
+
 def test_a_worker_that_raises_ends_the_run_with_its_error(spark):
     def fail(ctx, store):
         store.init("a", torch.zeros(1))

@@ -106,6 +106,6 @@ def test_sums_of_values():
 
 def test_bad_arguments():
     with pytest.raises(ParameterError, match="num_workers"):
-        KVStore(None, 0)
+        KVStore(None, 0, 0)
     with pytest.raises(ParameterError, match="init was called for"):
         run_workers(1, lambda comm, store: store.pull("nowhere"))

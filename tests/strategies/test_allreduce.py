@@ -214,7 +214,8 @@ def test_an_optimizer_that_drops_gradients_is_found_out():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [({"backend": "mpi"}, "backend"), ({"bucket_bytes": 0}, "bucket_bytes")]
+    ("arguments", "words"),
+    [({"backend": "pigeons"}, "backend"), ({"bucket_bytes": 0}, "bucket_bytes")],
 )
 def test_bad_arguments(arguments, words):
     with pytest.raises(ParameterError, match=words):

@@ -13,8 +13,10 @@ from sparkdml.compression.half import BF16, FP16
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.compression.top_k import TopK
+from sparkdml.server.optimizers import SGD
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.block_momentum import BlockMomentum
+from sparkdml.strategies.downpour import Downpour
 from sparkdml.strategies.easgd import EASGD
 from sparkdml.strategies.hogwild import Hogwild
 from sparkdml.strategies.layered_sgd import LayeredSGD
@@ -129,6 +131,19 @@ CASES = {
             (partial(ParameterServer, consistency="loose"), "consistency"),
             (partial(ParameterServer, updater="sgd"), "updater"),
             (partial(ParameterServer, timeout_seconds=0), "timeout_seconds"),
+        ],
+    ),
+    "Downpour": Case(
+        partial(Downpour, n_fetch=3, n_push=2, warm_start=4, num_servers=1),
+        plain=partial(Downpour, n_fetch=1, n_push=1, num_servers=1, updater=SGD(lr=0.1)),
+        lr=0.1,
+        resumes_exactly=False,  # who comes first is never the same
+        train=train_served,
+        bad=[
+            (partial(Downpour, n_fetch=0), "n_fetch"),
+            (partial(Downpour, n_push=0), "n_push"),
+            (partial(Downpour, warm_start=-1), "warm_start"),
+            (partial(Downpour, num_servers=0), "num_servers"),
         ],
     ),
 }

@@ -11,10 +11,16 @@ from sparkdml.server.consistency import ASP, BSP, SSP, TAP
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.parameter_server import ParameterServer, job_key
 from sparkdml.strategies.updaters import updater_of
-from sparkdml.testing.digits import cut, digits, digits_plan, make_normed_reader
+from sparkdml.testing.digits import (
+    combined_batches,
+    cut,
+    digits,
+    digits_plan,
+    make_normed_reader,
+)
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import train_served
-from sparkdml.testing.threads import train_on_threads
+from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.training import Schedule
 
@@ -201,6 +207,17 @@ def test_validation_and_buffers_are_those_of_all_workers():
     for one, other in zip(ours[1].history, theirs[1].history, strict=True):
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-3)
         assert one["val_accuracy"] == pytest.approx(other["val_accuracy"])
+
+
+def test_one_worker_with_one_server_whose_wire_is_encrypted():
+    rows, plan = digits(60), digits_plan(lr=0.1)
+    make = partial(ParameterServer, num_servers=1, encrypted=True)
+    trained = train_served(make, plan, Schedule(2, 8), [rows])
+    expected = train_alone(plan, [*combined_batches([rows], 8)] * 2)
+    for ours, theirs in zip(
+        trained[0].task.module.parameters(), expected.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,12 @@ def test_a_killed_server_loses_nothing(rows, expected, tmp_path):
     assert_alike(model, expected)
 
 
+def test_servers_take_part_in_checkpoints(rows, expected, tmp_path):
+    fit(rows, ParameterServer(), epochs=1, checkpoint=str(tmp_path))
+    model = fit(rows, ParameterServer(), checkpoint=str(tmp_path))
+    assert_alike(model, expected)  # with the momentum that the servers had
+
+
 def test_too_few_slots_name_the_roles(rows):
     with pytest.raises(dml.NotEnoughSlots, match="2 workers and 3 servers"):
         fit(rows, ParameterServer(3))

@@ -1,0 +1,180 @@
+"""Downpour SGD: workers that train on a model of their own, and wait for nobody.
+
+A worker fetches the model every `n_fetch` steps, makes steps of its own in between, and pushes the
+gradients that it has gathered every `n_push` steps. The servers apply what comes, whenever it
+comes, with Adagrad: its steps shrink where gradients are large, which is what makes stale ones
+bearable. Training may begin with one worker alone, until the model is past its wild beginnings.
+(Dean et al. 2012, "Large scale distributed deep networks", section 4.1; Adagrad: Duchi et al.
+2011.)
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sparkdml.errors import ParameterError
+from sparkdml.server.client import WorkerClient
+from sparkdml.server.consistency import TAP
+from sparkdml.server.optimizers import Adagrad, Add, Updater
+from sparkdml.strategies.parameter_server import ParameterServer
+from sparkdml.strategies.served_training import SUMS, VALUES, ServedTraining
+from sparkdml.training.optimizers import ONLY
+from sparkdml.training.totals import Totals
+from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.epoch import Epoch
+
+WARM = "warm"  # more than 0 once the first worker has made its steps alone
+LOOK_SECONDS = 0.02
+
+
+class Downpour(ParameterServer):
+    """Asynchronous SGD through servers.
+
+    The estimator's optimizer makes a worker's own steps between two fetches; the servers use its
+    learning rate.
+
+    Args:
+        n_fetch: steps from one fetch of the model to the next.
+        n_push: steps whose gradients are pushed together.
+        warm_start: steps that the first worker makes alone before the others begin.
+        num_servers: tasks that serve, beside the workers: each takes a slot.
+        replication: how many servers hold each part.
+        updater: what the servers do with gradients; None for Adagrad.
+        encrypted: as in `ParameterServer`.
+        timeout_seconds: how long a worker tries to reach a server before it gives up.
+    """
+
+    def __init__(
+        self,
+        n_fetch: int = 5,
+        n_push: int = 5,
+        warm_start: int = 0,
+        num_servers: int = 2,
+        replication: int = 2,
+        updater: Updater | None = None,
+        encrypted: bool | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        super().__init__(num_servers, TAP(), replication, updater, encrypted, timeout_seconds)
+        for name, value, least in (
+            ("n_fetch", n_fetch, 1),
+            ("n_push", n_push, 1),
+            ("warm_start", warm_start, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ParameterError(name, value, f"a whole number of at least {least}")
+        self.n_fetch, self.n_push, self.warm_start = n_fetch, n_push, warm_start
+
+    def run(self, role: str, training: Training) -> None:
+        if role == "server":
+            super().run(role, training)
+        else:
+            self._worker = DownpourTraining(self, training)
+            self._worker.run()
+
+    def __repr__(self) -> str:
+        return (
+            f"Downpour(n_fetch={self.n_fetch}, n_push={self.n_push}, "
+            f"warm_start={self.warm_start}, num_servers={self.num_servers}, "
+            f"replication={self.replication}, updater={self.updater!r})"
+        )
+
+
+@dataclass
+class Gathered:
+    """What a worker has computed and not yet pushed."""
+
+    grads: Tensor
+    stats: Tensor
+    weight: float = field(default=0.0)
+    rows: int = field(default=0)
+    steps: int = field(default=0)
+
+
+class DownpourTraining(ServedTraining):
+    """One worker's run."""
+
+    strategy: Downpour
+
+    def __init__(self, strategy: Downpour, training: Training) -> None:
+        super().__init__(strategy, training)
+        self._gathered = self._nothing()
+        self._unfetched = 0  # steps since the last fetch
+        self._is_warm = not strategy.warm_start
+
+    def make_updater(self) -> Updater:
+        return self.strategy.updater or Adagrad(
+            float(self.task.optimizers[ONLY].param_groups[0]["lr"])
+        )
+
+    def exchange(self, totals: Totals, num_rows: int) -> None:
+        params, gathered = self.task.params, self._gathered
+        gathered.grads += params.grads.cpu()  # sums over rows, before `apply` makes them means
+        gathered.stats += params.stats.double().cpu()
+        gathered.weight += totals.weight
+        gathered.rows += num_rows
+        gathered.steps += 1
+        self._unfetched += 1
+        if gathered.steps >= self.strategy.n_push:
+            self._push()
+        if self._unfetched >= self.strategy.n_fetch:
+            self.client.clock()
+            self.fetch()
+            self._unfetched = 0
+        else:
+            self.task.apply(totals)  # a step of its own, until the next fetch
+        if not self._is_warm and self.training.step + 1 >= self.strategy.warm_start:
+            self._end_warm_start()
+
+    def _push(self) -> None:
+        gathered, self._gathered = self._gathered, self._nothing()
+        if gathered.weight:
+            self.client.push(VALUES, gathered.grads, weight=gathered.weight)
+        self.client.push(SUMS, gathered.stats)
+        done = torch.tensor([0.0, gathered.rows, gathered.steps], dtype=torch.float64)
+        self._tell_progress(self.told + done)
+
+    def _nothing(self) -> Gathered:
+        return Gathered(torch.zeros_like(self.pulled), torch.zeros_like(self.sums))
+
+    # -- beginning and end ------------------------------------------------------------------------
+
+    def _start(self, epoch: Epoch) -> bool:
+        if not super()._start(epoch):
+            return False
+        self._unfetched = 0
+        if not self._is_warm and self.ctx.rank:
+            # The first worker says so after its steps, or its epoch: and Spark starts it again,
+            # should it die before.
+            while not self.client.pull(WARM).wait().item():
+                time.sleep(LOOK_SECONDS)
+            self._is_warm = True
+            self.fetch()
+        return True
+
+    def _end_warm_start(self) -> None:
+        """At the first worker: let the others begin."""
+        if self._gathered.steps:
+            self._push()
+        self.client.push(WARM, torch.ones(1)).wait()
+        self._is_warm = True
+
+    def _end(self, epoch: Epoch) -> None:
+        if self._gathered.steps:
+            self._push()
+        if not self._is_warm:
+            self._end_warm_start()  # it had fewer steps than that
+        self.client.clock()  # all of it is on the servers
+        super()._end(epoch)
+
+    def _join(self) -> WorkerClient:
+        client = super()._join()
+        client.init(WARM, torch.zeros(1), updater=Add())
+        return client
