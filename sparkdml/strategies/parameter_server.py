@@ -65,8 +65,9 @@ class ParameterServer(Strategy):
             are authenticated always.
         timeout_seconds: how long a worker tries to reach a server before it gives up.
         leased: whether rows are leased to workers bit by bit, so that a slow one trains on fewer of
-            them; each comes once an epoch. For `ASP` and `TAP`: under the others, workers wait for
-            the slowest whatever it trains on.
+            them; each comes once an epoch. (A run that was stopped within an epoch goes on with
+            as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
+            the others, workers wait for the slowest whatever it trains on.
     """
 
     columns = (WAIT_SECONDS, STALENESS)
