@@ -1,5 +1,6 @@
 """The parameter server as a strategy, on threads with the real wire: it equals AllReduce."""
 
+import threading
 from functools import partial
 
 import pytest
@@ -127,6 +128,55 @@ def test_a_run_stops_on_all_workers_though_one_has_forgotten_why():
     )
     assert [training.stopped for training in trainings] == ["enough"] * 2
     assert [len(training.history) for training in trainings] == [2, 2]
+
+
+def test_the_history_has_waits_and_staleness():
+    parts = cut(digits(96), [48, 48])
+    for consistency in (BSP(), SSP(2)):
+        strategy = partial(ParameterServer, consistency=consistency)
+        trainings = train_served(strategy, digits_plan(lr=0.1), Schedule(2, 8), parts)
+        for one, other in zip(*(training.history for training in trainings), strict=True):
+            assert one["wait_seconds"] == other["wait_seconds"] > 0
+            assert one["staleness"] == other["staleness"]
+            bound = 0 if consistency == BSP() else 2
+            assert 0 <= one["staleness"] <= bound
+
+
+# -- leased rows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consistency", [ASP(0.001), TAP()], ids=str)
+def test_leased_rows_come_once_though_a_worker_is_held_up_or_comes_back(consistency):
+    """Rank 0 makes no second step before the others have used all that it doesn't hold itself."""
+    others_have, done = threading.Event(), []
+
+    class HeldUp(Callback):
+        def on_step_start(self, training):
+            if training.ctx.rank == 0 and training.step == 1:
+                assert others_have.wait(60)
+
+        def on_step_end(self, training):
+            if training.ctx.rank:
+                done.append(1)
+                if len(done) >= 10:  # more batches than the others own
+                    others_have.set()
+
+    trainings = train_served(
+        partial(ParameterServer, consistency=consistency, leased=True),
+        digits_plan(lr=0.1),
+        Schedule(2, 8),
+        cut(digits(160), [96, 32, 32]),
+        callbacks=[HeldUp(), FailsOnce(2, 2)],
+        max_attempts=2,
+    )
+    for training in trainings:
+        assert [row["rows"] for row in training.history] == [160.0] * 2
+        assert training.history[1]["loss"] < training.history[0]["loss"]
+
+
+def test_leases_are_refused_where_workers_wait_for_the_slowest():
+    with pytest.raises(ParameterError, match="TAP"):
+        ParameterServer(consistency=SSP(3), leased=True)
 
 
 # -- settings -------------------------------------------------------------------------------------
