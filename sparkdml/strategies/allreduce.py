@@ -50,7 +50,7 @@ class AllReduce(StepStrategy):
         self,
         backend: str = "auto",
         bucket_bytes: int = 8 << 20,
-        topology: str = "native",
+        topology: str = "auto",
         compression: Compression | None = None,
     ) -> None:
         if backend not in BACKENDS:
