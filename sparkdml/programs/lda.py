@@ -244,10 +244,9 @@ class LDA(Program):
     def _begin(
         self, block: _Block, words: Rows, topics: NDArray[np.float32], dice: np.random.Generator
     ) -> None:
-        """A topic for each word, in view of those that were given before it."""
+        """A topic for each word, by chance: what looks at the others commits itself too early."""
         for place, (document, word) in enumerate(block.batches):
-            weights = (self.documents[document] + self._alpha) * (words[word] + self._beta)
-            topic = draw(weights / (topics + self._beta * self._words.num_rows), dice)
+            topic = dice.integers(words.shape[1], size=len(word))
             self.documents[document, topic] += 1
             np.add.at(words, (word, topic), 1)
             topics += np.bincount(topic, minlength=len(topics))

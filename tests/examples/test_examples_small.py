@@ -126,9 +126,10 @@ def test_topics(spark: SparkSession) -> None:
     example = load_example("topics.py")
     words, vocabulary = example.number_words(spark, example.make_up_pages(60), 1, 0)
     topics = example.find_topics(words, vocabulary, num_topics=3, sweeps=30)
-    subjects = {frozenset(subject.split()) for subject in example.SUBJECTS}
-    found = {frozenset(text.split()) for text in example.describe(topics, vocabulary, 12)}
-    assert found == subjects
+    subjects = [set(subject.split()) for subject in example.SUBJECTS]
+    found = [set(text.split()) for text in example.describe(topics, vocabulary, 6)]
+    # The six words that a topic has most of are of one subject, another one for each topic.
+    assert all(sum(topic <= subject for topic in found) == 1 for subject in subjects)
 
 
 def test_topics_reads_pages_of_a_text(spark: SparkSession, tmp_path: Path) -> None:
