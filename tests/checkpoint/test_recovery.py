@@ -20,10 +20,21 @@ from small_run import equal, make_estimator
 pytestmark = pytest.mark.filterwarnings("ignore:.*Going on from step.*")
 
 
-def fit_with_fault(rows, folder, kind, step, every=5, rank=1, times=1, **params):
+class Patient(dml.Callback):
+    """Waits for the store after each step: on a busy machine no checkpoint is put off then."""
+
+    def on_step_end(self, training):
+        training.checkpoint.wait()
+
+    def __repr__(self):
+        return "Patient()"
+
+
+def fit_with_fault(rows, folder, kind, step, every=5, rank=1, times=1, patient=False, **params):
     checkpoints = dml.Checkpoints(f"{folder}/run", every=every)
     fault = FaultAt(rank, step, kind, str(folder), times)
-    fitted = make_estimator(checkpoint=checkpoints, callbacks=[fault], **params).fit(rows)
+    callbacks = [Patient(), fault] if patient else [fault]
+    fitted = make_estimator(checkpoint=checkpoints, callbacks=callbacks, **params).fit(rows)
     return fitted, checkpoints
 
 
@@ -84,7 +95,7 @@ def test_the_driver_says_who_failed_and_where_it_goes_on(rows, tmp_path):
     with pytest.warns(
         UserWarning, match=r"rank 1 on \S+ failed: .*Injected.*Going on from step (5|10)"
     ):
-        fit_with_fault(rows, tmp_path, "raise", 12)
+        fit_with_fault(rows, tmp_path, "raise", 12, patient=True)
 
 
 def test_a_bug_is_not_tried_again_for_ever(spark, rows, tmp_path):
@@ -114,8 +125,8 @@ def test_given_up_after_max_restarts_with_the_first_cause(rows, tmp_path):
 
 def test_a_run_that_was_given_up_resumes_by_hand(rows, uninterrupted, tmp_path):
     with pytest.raises(WorkerError):
-        fit_with_fault(rows, tmp_path, "raise", 22, maxRestarts=0)
-    fitted, checkpoints = fit_with_fault(rows, tmp_path, "raise", 22)
+        fit_with_fault(rows, tmp_path, "raise", 22, patient=True, maxRestarts=0)
+    fitted, checkpoints = fit_with_fault(rows, tmp_path, "raise", 22, patient=True)
     assert equal(fitted, uninterrupted())
     lineage = checkpoints.lineage()
     first, second = lineage.submissions
@@ -128,13 +139,12 @@ def test_a_run_that_was_given_up_resumes_by_hand(rows, uninterrupted, tmp_path):
 def test_a_finished_run_is_not_trained_again(rows, tmp_path):
     estimator = make_estimator(checkpoint=f"{tmp_path}/run", epochs=2)
     first = estimator.fit(rows)
-    started = time.monotonic()
     second = estimator.fit(rows)
-    assert time.monotonic() - started < 3, "nothing was launched"
     assert equal(first, second)
     assert list(second.history) == list(first.history)
     assert second.transform(rows).count() == 600
-    assert len(dml.Checkpoints(f"{tmp_path}/run").lineage().submissions) == 1
+    submissions = dml.Checkpoints(f"{tmp_path}/run").lineage().submissions
+    assert len(submissions) == 1, "nothing was launched"
 
 
 def test_more_epochs_go_on_from_the_end(rows, uninterrupted, tmp_path):
@@ -169,9 +179,9 @@ def test_other_rows_are_refused(rows, tmp_path, epochs):
 
 def test_fewer_epochs_than_were_begun_are_refused(rows, tmp_path):
     with pytest.raises(WorkerError):
-        fit_with_fault(rows, tmp_path, "raise", 33, maxRestarts=0)
+        fit_with_fault(rows, tmp_path, "raise", 33, patient=True, maxRestarts=0)
     with pytest.raises(CheckpointError, match=r"trained into epoch 2, and epochs=1"):
-        fit_with_fault(rows, tmp_path, "raise", 33, epochs=1)
+        fit_with_fault(rows, tmp_path, "raise", 33, patient=True, epochs=1)
 
 
 def test_what_even_force_cant_do(rows, tmp_path):
