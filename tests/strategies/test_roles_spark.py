@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import sparkdml as dml
-from sparkdml.server.consistency import SSP
+from sparkdml.server.consistency import BSP, SSP
 from sparkdml.server.node import serve
+from sparkdml.strategies.hybrid import Hybrid
 from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.strategies.parameter_server import ParameterServer
 from sparkdml.testing.faults import FaultAt
@@ -69,6 +70,10 @@ def test_layers_equal_allreduce(rows, expected):
 
 def test_servers_equal_allreduce(rows, expected):
     assert_alike(fit(rows, ParameterServer()), expected)
+
+
+def test_groups_before_servers_equal_allreduce(rows, expected):
+    assert_alike(fit(rows, Hybrid(2, consistency=BSP(), backend="torch")), expected)
 
 
 def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):
