@@ -59,6 +59,10 @@ def line_up() -> dict[str, dml.Strategy]:
         "ADPSGD": dml.ADPSGD(),
         "AdaptiveBalance": dml.AdaptiveBalance(),
         "BackupWorkers(1)": dml.BackupWorkers(1),
+        "LayeredSGD(2)": dml.LayeredSGD(group_size=2),
+        "Averaging": dml.Averaging(),
+        "Hogwild": dml.Hogwild(),
+        "ParameterServer": dml.ParameterServer(),
         "LBFGS": dml.LBFGS(),
     }
 
@@ -159,7 +163,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     options.results.mkdir(parents=True, exist_ok=True)
     spark = (
-        dml.session_builder("sparkdml benchmarks", "local[4]")
+        dml.session_builder(
+            "sparkdml benchmarks", "local[6]"
+        )  # some strategies have tasks beside the four workers
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "3g")
         .getOrCreate()

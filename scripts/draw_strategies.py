@@ -402,7 +402,7 @@ PICTURES: list[Callable[[], Parts]] = [
 ]
 
 
-def document(name: str, parts: Parts) -> str:
+def document(name: str, parts: Parts, width: int = WIDTH, height: int = HEIGHT) -> str:
     heads = "".join(
         f'<marker id="{key}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z" fill="{colour}"/>'
@@ -417,7 +417,7 @@ def document(name: str, parts: Parts) -> str:
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="sparkdml-strategy" role="img" '
-        f'aria-label="{name}" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'aria-label="{name}" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'style="max-width:100%;height:auto" fill="none" font-family="system-ui,-apple-system,'
         f'\'Segoe UI\',sans-serif" font-size="11">\n<style>{style}</style>\n<defs>{heads}</defs>\n'
         f"{body}\n</svg>\n"

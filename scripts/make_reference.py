@@ -51,6 +51,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Averaging",
         "ParameterServer",
         "Downpour",
+        "Hybrid",
         "Strategy",
     ),
     "Compression": ("FP16", "BF16", "OneBit", "TopK", "PowerSGD"),

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.easgd import EASGD as EASGD
     from sparkdml.strategies.gossip import Gossip as Gossip
     from sparkdml.strategies.hogwild import Hogwild as Hogwild
+    from sparkdml.strategies.hybrid import Hybrid as Hybrid
     from sparkdml.strategies.layered_sgd import LayeredSGD as LayeredSGD
     from sparkdml.strategies.lbfgs import LBFGS as LBFGS
     from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
@@ -117,6 +118,7 @@ _HOMES = {
     "Gossip": "sparkdml.strategies.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
+    "Hybrid": "sparkdml.strategies.hybrid",
     "Hogwild": "sparkdml.strategies.hogwild",
     "KVStore": "sparkdml.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from sparkdml.comm.base import Communicator, World
 from sparkdml.errors import ParameterError, SetupError
 
-Backend = Literal["auto", "horovod", "torch", "single"]
+Backend = Literal["auto", "horovod", "torch", "mpi", "single"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
 _INSTALL_HOROVOD = "Run `sparkdml install-horovod`, or choose backend='torch'."
@@ -42,12 +42,18 @@ def resolve_backend(name: str, size: int | None = None) -> str:
             return "single"
         return "horovod" if horovod_available() else "torch"
     if name == "single" and size is not None and size != 1:
-        allowed = f"auto, horovod or torch for {size} workers"
+        allowed = f"auto, horovod, torch or mpi for {size} workers"
         raise ParameterError("backend", name, allowed, "'single' is for one worker.")
     if name == "horovod":
         reason = why_no_horovod()
         if reason is not None:
             raise SetupError(f"backend='horovod' can't be used: {reason}. {_INSTALL_HOROVOD}")
+    if name == "mpi":
+        from sparkdml.comm.mpi_names import why_no_mpi
+
+        reason = why_no_mpi()
+        if reason is not None:
+            raise SetupError(f"backend='mpi' can't be used: {reason}. Choose backend='torch'.")
     return name
 
 
@@ -63,6 +69,10 @@ def open_communicator(backend: str, world: World) -> Communicator:
         from sparkdml.comm.torch import TorchCommunicator
 
         return TorchCommunicator.open(world)
+    if resolved == "mpi":
+        from sparkdml.comm.mpi import MPICommunicator
+
+        return MPICommunicator.open(world)
     from sparkdml.comm.single import SingleCommunicator
 
     return SingleCommunicator()

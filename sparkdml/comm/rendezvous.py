@@ -13,6 +13,7 @@ from types import TracebackType
 from torch._C._distributed_c10d import TCPStore
 
 from sparkdml.comm.alarm import Alarm
+from sparkdml.comm.interface import interface_towards
 from sparkdml.comm.key_value_server import KeyValueServer
 from sparkdml.errors import ParameterError, SetupError
 
@@ -45,6 +46,13 @@ class Rendezvous:
             ) from error
         self.kv_port = self._key_values.port
         self.store_port = int(self._store.port)
+
+    def serve(self, backend: str) -> None:
+        """What a backend needs beside the stores: MPI a server of names."""
+        if backend == "mpi" and self._store is not None:
+            from sparkdml.comm.mpi_names import SERVER_KEY, name_server
+
+            self._store.set(SERVER_KEY, name_server(interface_towards(self.host)))
 
     def sound_alarm(self, reason: str) -> None:
         """Make every rank that waits in a collective raise, with this reason, within a second."""

@@ -7,7 +7,7 @@ smaller, travel as they are. (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.137
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +36,19 @@ def orthogonal(columns: Tensor) -> Tensor:
     return base
 
 
+def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """A copy of all in one flat tensor, and views of it in their shapes."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
+    views = flat.split_with_sizes([tensor.numel() for tensor in tensors])
+    return flat, [view.view(tensor.shape) for view, tensor in zip(views, tensors, strict=True)]
+
+
+def multiply_(into: Sequence[Tensor], left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
+    """Each product of two thin matrices, where it belongs."""
+    for target, one, other in zip(into, left, right, strict=True):
+        torch.mm(one, other.T, out=target)
+
+
 class PowerReducer(DebtReducer):
     """Two allreduces a bucket: the first overlaps with backward, the second follows from it."""
 
@@ -46,65 +59,43 @@ class PowerReducer(DebtReducer):
         self._shapes = [[thin_shape(shape, rank) for shape in b.shapes] for b in buckets]
         self._bases: list[list[Tensor]] = []  # a thin matrix for each wide one, the last result
         generator = torch.Generator().manual_seed(0)  # the same on every rank
-        for bucket, shapes in zip(buckets, self._shapes, strict=True):
-            self._bases.append(
-                [
-                    torch.randn(shape[1], min(rank, *shape), generator=generator).to(
-                        bucket.tensor.device
-                    )
-                    for shape in shapes
-                    if shape is not None
-                ]
-            )
+        for shapes in self._shapes:
+            thin = [(shape[1], min(rank, *shape)) for shape in shapes if shape is not None]
+            bases = [torch.randn(shape, generator=generator) for shape in thin]
+            self._bases.append([base.to(params.values.device) for base in bases])
 
-    def _pieces(self, index: int, flat: Tensor) -> Iterator[tuple[Tensor, bool]]:
-        """Each parameter's stretch, as a matrix where it is one, and whether it is."""
+    def _parted(self, index: int, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of a bucket's parameters: those that are taken for matrices, and the others."""
         sizes = [shape.numel() for shape in self._buckets[index].shapes]
-        for piece, shape in zip(flat.split_with_sizes(sizes), self._shapes[index], strict=True):
-            yield (piece, False) if shape is None else (piece.view(shape), True)
+        pairs = list(zip(flat.split_with_sizes(sizes), self._shapes[index], strict=True))
+        matrices = [piece.view(shape) for piece, shape in pairs if shape is not None]
+        return matrices, [piece for piece, shape in pairs if shape is None]
 
     def begin(self, index: int, wanted: Tensor, rows: float) -> End:
         bases = self._bases[index]
-        pieces = list(self._pieces(index, wanted))
-        matrices = [piece for piece, is_matrix in pieces if is_matrix]
-        plain = [piece for piece, is_matrix in pieces if not is_matrix]
-        firsts = [matrix @ base for matrix, base in zip(matrices, bases, strict=True)]
-        flat = torch.cat([part.reshape(-1) for part in (*firsts, *plain)])
+        matrices, others = self._parted(index, wanted)
+        lefts = [matrix @ base for matrix, base in zip(matrices, bases, strict=True)]
+        flat, parts = packed([*lefts, *others])
         work = self._comm.allreduce_async_(flat)
 
         def end() -> tuple[Tensor, Tensor]:
             work.wait()
-            parts = flat.split_with_sizes([part.numel() for part in (*firsts, *plain)])
-            left = [
-                orthogonal(part.view(first.shape))
-                for part, first in zip(parts, firsts, strict=False)
-            ]
-            own = [matrix.T @ base for matrix, base in zip(matrices, left, strict=True)]
-            right = self._sum(own)
+            left = [orthogonal(part) for part in parts[: len(lefts)]]
+            own = [matrix.T @ side for matrix, side in zip(matrices, left, strict=True)]
+            flat, right = packed(own)
+            if own:
+                self._comm.allreduce_(flat)
             sent, total = wanted.clone(), torch.empty_like(wanted)
-            sums = iter(parts[len(firsts) :])
-            sides = iter(zip(left, own, right, strict=True))
-            into = zip(self._pieces(index, sent), self._pieces(index, total), strict=True)
-            for (mine, is_matrix), (summed, _) in into:
-                if is_matrix:
-                    base, own_side, all_sides = next(sides)
-                    torch.mm(base, own_side.T, out=mine)
-                    torch.mm(base, all_sides.T, out=summed)
-                else:
-                    summed.copy_(next(sums))
+            multiply_(self._parted(index, sent)[0], left, own)
+            into, others_into = self._parted(index, total)
+            multiply_(into, left, right)
+            copy_all_(others_into, parts[len(lefts) :])
             for base, result in zip(bases, right, strict=True):
                 if bool(result.any()):  # a step without rows has no direction to go on from
                     base.copy_(result)
             return sent, total
 
         return end
-
-    def _sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if not tensors:
-            return []
-        flat = self._comm.allreduce_(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        parts = flat.split_with_sizes([tensor.numel() for tensor in tensors])
-        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def state(self) -> State:
         return {**super().state(), "bases": Entry(self._bases)}

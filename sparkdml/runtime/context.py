@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkdml.comm.interface import address_towards
 from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import (
     CheckpointError,
@@ -21,12 +20,12 @@ from sparkdml.feed.agreement import check_any_full, read_all_first
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.dataset import Dataset
 from sparkdml.feed.feed import Chunk, Feed
-from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
+from sparkdml.feed.leased import LeasedBatch, LeaseReader
 from sparkdml.feed.order import Ints
-from sparkdml.feed.pool import Pool, exchange_positions
-from sparkdml.feed.shared_rows import SharedRows, share_among
+from sparkdml.feed.pool import Pool
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.observe.timeline.tracing import open_traced, start_recorder
+from sparkdml.runtime.moving_rows import MovingRows
 
 if TYPE_CHECKING:
     from sparkdml.checkpoint.checkpointer import Checkpointer
@@ -86,8 +85,7 @@ class Context:
         self._gang: Communicator | None = None
         self._comm: Communicator | None = None
         self._feed: Feed | None = None
-        self._shared: SharedRows | None = None  # everybody's rows, where they move
-        self._leases: LeaseReader | None = None
+        self._moving: MovingRows | None = None
         self._checkpoint: Checkpointer | None = None
         if plan.checkpoint is not None and plan.checkpoint.resume is not None:
             link.step = plan.checkpoint.resume.step
@@ -168,11 +166,7 @@ class Context:
 
         All rows are read from Spark first.
         """
-        if self._shared is None:
-            self._shared = SharedRows(self.data, self.rank, self.plan.token)
-            share_among(self._shared, self, self._serve_rows)
-        positions = exchange_positions(position, self)
-        return Pool(self.data, self._shared, epoch, shuffle, positions)
+        return self._moving_rows().pool(epoch, shuffle, position)
 
     def leased_batches(
         self,
@@ -191,18 +185,12 @@ class Context:
 
     @property
     def leases(self) -> LeaseReader:
-        if self._leases is None:
-            self._shared = SharedRows(self.data, self.rank, self.plan.token)
-            if self.size > 1:
-                self._serve_rows()
-            source = SpoolSource(self.data, self._shared, self.rank)
-            self._leases = LeaseReader(self.ask, source, self.rank)
-        return self._leases
+        return self._moving_rows().leases
 
-    def _serve_rows(self) -> None:
-        """Be there for workers on other hosts."""
-        assert self._shared is not None
-        self._shared.serve(address_towards(self.plan.driver_host) or self.host, self.traffic)
+    def _moving_rows(self) -> MovingRows:
+        if self._moving is None:
+            self._moving = MovingRows(self)
+        return self._moving
 
     def dataset(self, epoch: int = 0) -> Dataset:
         """This worker's own rows as a dataset to be built up as in tf.data; see `dml.Dataset`.
@@ -255,11 +243,11 @@ class Context:
 
     def close_feed(self, failed: bool = False) -> None:
         """Stop reading ahead, and free the spool, unless the run may be started again."""
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        if self._moving is not None:
+            self._moving.close()
         if self._feed is not None:
-            self._feed.close(keep=failed and self.plan.checkpoint is not None)
+            goes_on = self.plan.checkpoint is not None and self.plan.role.gang
+            self._feed.close(keep=failed and goes_on)
 
     def close(self, failed: bool) -> None:
         """Give everything back; after a failure without waiting for the other ranks."""

@@ -15,11 +15,11 @@ from sparkdml.runtime.cluster import find_cluster
 from sparkdml.runtime.desk import Desk
 from sparkdml.runtime.merging import Merge
 from sparkdml.runtime.plan import Options
+from sparkdml.runtime.reception import OnEvent as OnEvent
 from sparkdml.runtime.recovery import recover
 from sparkdml.runtime.roles import Role, RolesOf
 from sparkdml.runtime.slots import Slots
 from sparkdml.runtime.spools import Spools
-from sparkdml.runtime.submission import OnEvent as OnEvent
 from sparkdml.runtime.submission import Submission
 from sparkdml.runtime.worker import Body
 

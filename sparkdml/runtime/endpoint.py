@@ -14,33 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdml import errors
-from sparkdml.errors import SparkDMLError, WorkerError, WorkerLost
-from sparkdml.runtime.restarts import is_certain
+from sparkdml.runtime.member import Member, comes_again, lost, reported
 from sparkdml.runtime.wire import Message, Wire
 
 # A lost peer shows as errors on the others, sometimes sooner than the loss itself is seen.
 GRACE_FOR_THE_CAUSE_SECONDS = 2.0
 HELLO_SECONDS = 10.0
-
-
-@dataclass
-class Member:
-    """One worker as the driver knows it."""
-
-    role: str
-    rank: int
-    host: str
-    pid: int
-    last_beat: float
-    attempt: int = 0
-    task_id: int | None = None  # Spark's own, of this attempt
-    state: str = "here"  # then "done", "failed" or "lost"
-    changed: float = 0.0
-    report: Message = field(default_factory=dict)
 
 
 class Endpoint:
@@ -85,16 +66,16 @@ class Endpoint:
         members = [member for member in everybody if member.role not in self._retried]
         members.sort(key=lambda member: -member.attempt)
         for member in everybody:
-            again = member.role in self._retried and _comes_again(member)
+            again = member.role in self._retried and comes_again(member)
             if member.state == "failed" and again:
-                return _reported(member)
+                return reported(member)
         for member in members:
             if member.state == "failed" and not member.report.get("is_effect"):
-                return _reported(member)
+                return reported(member)
         # A process that raised reports before it closes: a bare end of the connection is a death.
         for member in members:
             if member.state == "lost":
-                return _lost(
+                return lost(
                     member,
                     "ended without a word: killed, perhaps for lack of memory, or its executor "
                     "was lost",
@@ -102,7 +83,7 @@ class Endpoint:
         for member in members:
             silent = now - member.last_beat
             if member.state == "here" and silent > self._beat_timeout_seconds:
-                return _lost(
+                return lost(
                     member,
                     f"has not answered for {silent:.0f} s "
                     f"(heartbeatTimeout={self._beat_timeout_seconds:g})",
@@ -110,7 +91,7 @@ class Endpoint:
         for member in members:
             late = now - member.changed > GRACE_FOR_THE_CAUSE_SECONDS
             if member.state == "failed" and late:
-                return _reported(member)
+                return reported(member)
         return None
 
     def give_up(self, roles: Collection[str]) -> None:
@@ -254,32 +235,3 @@ class Endpoint:
         elif kind in ("failed", "done"):
             member.report = message
             self._leave(member, str(kind))
-
-
-def _lost(member: Member, what: str) -> WorkerLost:
-    who = "" if member.role == "worker" else f" of the {member.role}"
-    return WorkerLost(member.rank, member.host, f"its process{who} (pid {member.pid}) {what}")
-
-
-def _comes_again(member: Member) -> bool:
-    kind = getattr(errors, str(member.report.get("error")), None)
-    return isinstance(kind, type) and is_certain(kind)
-
-
-def _reported(member: Member) -> Exception:
-    """A worker's report as an exception: our own kinds as themselves, caused by the rest."""
-    report = member.report
-    reason = str(report.get("reason"))
-    worker_error = WorkerError(member.rank, member.host, reason, str(report.get("traceback")))
-    worker_error.step = report.get("step")
-    kind = getattr(errors, str(report.get("error")), None)
-    if isinstance(kind, type) and issubclass(kind, SparkDMLError) and kind not in _EFFECT_KINDS:
-        message = reason.partition(": ")[2]
-        error = kind.__new__(kind)
-        error.args = (f"{message} [rank {member.rank} on {member.host}]",)
-        error.__cause__ = worker_error
-        return error
-    return worker_error
-
-
-_EFFECT_KINDS = (errors.CommunicationError, WorkerError, WorkerLost)

@@ -37,12 +37,18 @@ class Slots:
         """Whether ranks speak by a communicator, which neither authenticates nor encrypts."""
         return num_tasks([role for role in self._kinds if role.gang]) > 1
 
+    @property
+    def _is_elastic(self) -> bool:
+        return self._cluster.setting("spark.dynamicAllocation.enabled") == "true"
+
     def wait(self) -> int:
         """The number of workers to launch: those asked for, or as many as there is room for."""
         count, usual = self._options.num_workers, self._options.resources
         if count is None or count < 1:  # which is refused there
             count = most_workers(self._roles_of, self._ask(count, usual))
         roles = self._roles_of(count)
+        if self._is_elastic and not any(role.at_once for role in roles):
+            return count  # executors come once there is work for them
         for resources, needed in demands(roles, usual).items():
             self._ask(needed, resources, roles)
         return count

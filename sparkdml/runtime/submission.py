@@ -11,8 +11,8 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
@@ -24,19 +24,19 @@ from sparkdml.feed.feed import FeedPlan
 from sparkdml.runtime.cargo.depot import Depot
 from sparkdml.runtime.cluster import Cluster
 from sparkdml.runtime.context import NO_ROWS
-from sparkdml.runtime.desk import Desk, Peer
-from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint, Member
+from sparkdml.runtime.desk import Desk
+from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
 from sparkdml.runtime.interrupts import Interrupts
 from sparkdml.runtime.jobs import is_rdd, make_job
 from sparkdml.runtime.merging import Merge, join_pieces
 from sparkdml.runtime.plan import Options, Plan
 from sparkdml.runtime.preflight import cargo_threshold
+from sparkdml.runtime.reception import OnEvent, Reception
 from sparkdml.runtime.restarts import describe_failure
 from sparkdml.runtime.role_job import RoleJob
-from sparkdml.runtime.roles import Role, job_roles, num_tasks, seat_in
+from sparkdml.runtime.roles import Role, job_roles, num_tasks
 from sparkdml.runtime.spark_errors import explain_spark_error
 from sparkdml.runtime.spools import Spools
-from sparkdml.runtime.wire import Message
 from sparkdml.runtime.worker import Body
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS = 0.05
 LEAVE_SECONDS = 15.0  # Spark kills a task's Python process 2 s after the task was cancelled
-
-OnEvent = Callable[[int, Message], None]
 
 
 class Submission:
@@ -70,28 +68,27 @@ class Submission:
     ) -> None:
         jobs = job_roles(roles)
         leader = jobs[0][0]
-        self._run, self._desk = run, desk
-        self._spools = spools if leader.gang else None  # others get their rows from Spark again
-        kept = {} if self._spools is None else self._spools.usable(leader.count)
+        if not leader.gang:
+            spools = None  # a task that comes back gets its rows from Spark again
+        kept = {} if spools is None else spools.usable(leader.count)
         if len(kept) == leader.count:
             data = None  # everything is on the workers' disks
-        self._count, self._on_event = leader.count, on_event
-        self._cluster = cluster
-        self._options = options
-        self._seats = [seat_in(job, index) for job in jobs for index in range(num_tasks(job))]
-        self._num_rows: dict[int, int] = {}
+        self._on_event, self._cluster, self._options = on_event, cluster, options
+        self._jobs: list[RoleJob] = []
+        reception = Reception(jobs, on_event, lambda: self._jobs[0].job.facts(), run, spools, desk)
         host = cluster.driver_host()
         token = secrets.token_urlsafe(32)
         self._rendezvous = Rendezvous(host)
+        self._rendezvous.serve(options.backend)
         retried = [role.name for role in roles if not role.gang]
         self._endpoint = Endpoint(
             host,
             token,
             options.heartbeat_timeout,
-            self._event,
-            self._answer,
+            reception.event,
+            reception.answer,
             retried,
-            self._changed,
+            reception.change,
         )
         cargo_bytes = cargo_threshold(cluster.setting)
         self._depot = None if cargo_bytes is None else Depot(host, cargo_bytes)
@@ -124,7 +121,6 @@ class Submission:
         try:
             if self._depot is not None:
                 body = self._depot.consign(body)
-            self._jobs: list[RoleJob] = []
             for job in jobs:
                 plan = self._plan_of(job, first)
                 profile = cluster.task_profile(plan.resources)
@@ -155,9 +151,9 @@ class Submission:
 
     def wait(self) -> list[Any]:
         """Submit and watch; the tasks' results in their order, or the first cause of a failure."""
-        for job in (*self._jobs[1:], self._jobs[0]):  # who serves comes before who is served
-            job.start()
         try:
+            for job in (*self._jobs[1:], self._jobs[0]):  # who serves comes before who is served
+                job.start()
             with Interrupts(self._options.keeps_on_interrupt) as interrupts:
                 self._watch(interrupts)
             self._dismiss_others()
@@ -242,56 +238,3 @@ class Submission:
             any(job.is_running for job in self._jobs) or not self._endpoint.all_gone()
         ):
             time.sleep(WATCH_SECONDS)
-
-    # -- what the tasks say ---------------------------------------------------------------------
-
-    def _changed(self, member: Member) -> None:
-        if self._desk is not None:
-            peer = self._peer(member.rank, member.attempt, member.host)
-            if member.state == "here":
-                self._desk.came(peer)
-            else:
-                self._desk.went(peer, member.state)
-
-    def _peer(self, number: int, attempt: int, host: str) -> Peer:
-        role, rank = self._seats[number]
-        return Peer(role.name, rank, attempt, host)
-
-    def _event(self, rank: int, message: Message) -> None:
-        if message.get("kind") == "spooled" and self._spools is not None:
-            self._spools.note(rank, message, self._count)
-        else:
-            self._on_event(rank, message)
-
-    def _answer(self, rank: int, message: Message) -> Any:
-        if message.get("what") == "clock":
-            return time.time()  # for the timeline, whose ranks all go by the driver's clock
-        if message.get("what") == "facts":
-            return self._facts()
-        if message.get("what") == "rows":
-            return self._check_rows(rank, int(message["num_rows"]))
-        if message.get("what") == "desk" and self._desk is not None:
-            role, _ = self._seats[rank]
-            member = self._endpoint.members[role.name, rank]
-            peer = self._peer(rank, member.attempt, member.host)
-            return self._desk.answer(peer, str(message["about"]), message["fields"])
-        if message.get("what") == "spool-lost" and self._spools is not None:
-            return self._spools.lost(rank)
-        return None if self._run is None else self._run.answer(rank, message)
-
-    def _check_rows(self, rank: int, num_rows: int) -> None:
-        """Where Spark can't tell how many rows there are, the workers do."""
-        self._num_rows[rank] = num_rows
-        if len(self._num_rows) == self._count and not any(self._num_rows.values()):
-            raise DataError(NO_ROWS)
-
-    def _facts(self) -> Message | None:
-        facts = self._jobs[0].job.facts()
-        if facts is None:
-            return None if self._spools is None else self._spools.facts
-        known: Message = {**asdict(facts), "problem": facts.problem(), "refusal": None}
-        if self._run is not None:
-            known["refusal"] = self._run.check_data(known)
-        if self._spools is not None:
-            self._spools.facts = known
-        return known

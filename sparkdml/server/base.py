@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.stats import ClientStats
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Result = TypeVar("Result", covariant=True)
 
@@ -116,11 +119,16 @@ class Client(Protocol):
         """Leave at once after a failure."""
         ...
 
-    def __enter__(self) -> Client: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()

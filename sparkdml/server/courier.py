@@ -12,8 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -21,59 +20,16 @@ import zmq
 from sparkdml.errors import CommunicationError
 from sparkdml.server.base import Ask
 from sparkdml.server.config import ServerConfig
-from sparkdml.server.frames import MAX_ENTRIES, ROWS_NAMED, Entry, Kind, Message, Status
+from sparkdml.server.frames import LEAVE, ROWS_NAMED, Entry, Kind, Message, Status
 from sparkdml.server.keys import Key
+from sparkdml.server.lines import Line, Request
 from sparkdml.server.row_cache import MIN_BYTES, signature_of
 from sparkdml.server.stats import ClientStats
 from sparkdml.server.view import View
 from sparkdml.server.wire import Outbox, Watcher, new_number
 
-MESSAGE_BYTES = 2 << 20
-MESSAGE_ENTRIES = 512
 PING_SECONDS = 0.5
 RETRY_SECONDS = 0.05
-LEAVE = 1
-
-
-@dataclass(eq=False)
-class Request:
-    """One part's share of a push, a pull or an init."""
-
-    kind: Kind
-    entry: Entry
-    done: Callable[[Message, Entry], None]
-    failed: Callable[[Exception], None]
-    clock: int = 0
-    flags: int = 0
-    text: dict[str, Any] | None = None
-    more: tuple[Entry, ...] = ()  # further entries that belong to it
-    alone: bool = False  # has a message of its own
-    may_be_unknown: bool = False  # then that is an answer, too
-    under_way: bool = False
-    finished: bool = False
-    trouble_since: float | None = None
-    signature: int = 0  # of its rows, where these are many
-
-    @property
-    def size(self) -> int:
-        return 0 if self.entry.values is None else self.entry.values.nbytes
-
-
-class _Line:
-    """A connection, and what is under way on it."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox = outbox
-        self.under_way: dict[int, list[Request]] = {}
-        self.last_heard = time.monotonic()
-        self.last_hello = 0.0
-        self.hello_number = 0
-        self.greeted = False
-        self.clock_told = -1
-        self.num_lost = 0  # messages known to be lost, either way
-        self.known_rows: dict[Key, int] = {}  # the lists that the server has, by signature
-        self.batch: list[Request] = []
-        self.batch_bytes = 0
 
 
 class Courier:
@@ -89,7 +45,7 @@ class Courier:
         self._lanes: defaultdict[Key, deque[Request]] = defaultdict(deque)
         self._unsent: list[Request] = []
         self._retries: dict[Key, float] = {}
-        self._lines: dict[int, _Line] = {}  # by seat
+        self._lines: dict[int, Line] = {}  # by seat
         self._view = View()
         self._new_view: View | None = None
         self._clock = 0
@@ -155,10 +111,24 @@ class Courier:
         return answer
 
     def _talk(self) -> None:
+        try:
+            self._join_and_beat()
+        except Exception as error:
+            self.give_up(CommunicationError(f"the client can't talk to the driver: {error!r}"))
+
+    def give_up(self, error: Exception) -> None:
+        """From any thread: everything under way fails."""
+        self.error = self.error or error
+        self._stop.set()
+        self._watcher.wake()
+
+    def _join_and_beat(self) -> None:
         what = "server.worker_join"
         while not self._stop.is_set():
             answer = self.ask(what, clock=self._clock, busy_seconds=self.busy_seconds)
-            if answer is not None:
+            if answer is not None and answer.get("failed"):
+                self.give_up(CommunicationError(answer["failed"]))
+            elif answer is not None:
                 # One that was taken for dead comes back under its number: its pushes still count.
                 what = "server.worker_join" if answer.get("expelled") else "server.worker_beat"
             if what == "server.worker_beat":
@@ -184,7 +154,7 @@ class Courier:
                 del self._lines[seat]
         for seat, member in view.members.items():
             if seat not in self._lines:
-                self._lines[seat] = _Line(
+                self._lines[seat] = Line(
                     Outbox(
                         self._context,
                         member.address,
@@ -256,7 +226,7 @@ class Courier:
             if request.finished:
                 continue
             line = self._lines[self._view.primary(request.entry.key)]
-            if line.batch and not _fits(line, request):
+            if not line.fits(request):
                 self._send_batch(line)
             line.batch.append(request)
             line.batch_bytes += request.size
@@ -268,7 +238,7 @@ class Courier:
         queue = sum(len(line.under_way) for line in self._lines.values())
         self._stats.longest_queue = max(self._stats.longest_queue, queue)
 
-    def _send_batch(self, line: _Line) -> None:
+    def _send_batch(self, line: Line) -> None:
         batch, line.batch, line.batch_bytes = line.batch, [], 0
         first = batch[0]
         message = Message(
@@ -282,7 +252,7 @@ class Courier:
         )
         line.under_way[line.outbox.send(message)] = batch
 
-    def _shorten(self, line: _Line, request: Request) -> Entry:
+    def _shorten(self, line: Line, request: Request) -> Entry:
         """Name rows that the server knows by their signature."""
         entry = request.entry
         if entry.rows is None or entry.rows.nbytes < MIN_BYTES:
@@ -293,7 +263,7 @@ class Courier:
             return entry
         return replace(entry, rows=None, flags=ROWS_NAMED)
 
-    def _take_answer(self, line: _Line, message: Message) -> None:
+    def _take_answer(self, line: Line, message: Message) -> None:
         line.last_heard = time.monotonic()
         if (message.generation, message.roster) > (self._view.generation, self._view.roster):
             self._news.set()
@@ -305,11 +275,11 @@ class Courier:
             if not request.finished and index < len(message.entries):
                 self._take_entry(line, request, message, message.entries[index])
 
-    def _take_entry(self, line: _Line, request: Request, message: Message, entry: Entry) -> None:
+    def _take_entry(self, line: Line, request: Request, message: Message, entry: Entry) -> None:
         key = request.entry.key
         if request.signature:
             line.known_rows[key] = request.signature
-        over = entry.status in (Status.OK, Status.REFUSED)
+        over = entry.status in (Status.OK, Status.REFUSED, Status.NOT_FINITE)
         if over or (entry.status == Status.UNKNOWN and request.may_be_unknown):
             request.finished = True
             lane = self._lanes[key]
@@ -355,7 +325,7 @@ class Courier:
         for line in self._lines.values():
             self._greet_one(line, flags)
 
-    def _greet_one(self, line: _Line, flags: int) -> None:
+    def _greet_one(self, line: Line, flags: int) -> None:
         hello = Entry(0, 0, worker=self.worker)
         line.hello_number = line.outbox.send(
             Message(
@@ -370,7 +340,7 @@ class Courier:
         line.last_hello = time.monotonic()
         line.clock_told = self._clock
 
-    def _take_greeting(self, line: _Line, message: Message) -> None:
+    def _take_greeting(self, line: Line, message: Message) -> None:
         entry = message.entries[0]
         lost = line.hello_number - entry.version
         line.hello_number = 0
@@ -385,12 +355,12 @@ class Courier:
                 self._clock = max(self._clock, self.start_clock)
                 self.greeted.set()
 
-    def _look_for_losses(self, line: _Line) -> None:
+    def _look_for_losses(self, line: Line) -> None:
         if line.outbox.num_missed:
             line.outbox.num_missed = 0
             self._send_again(line)
 
-    def _send_again(self, line: _Line) -> None:
+    def _send_again(self, line: Line) -> None:
         for batch in line.under_way.values():
             for request in batch:
                 if not request.finished:
@@ -406,13 +376,3 @@ class Courier:
         for request in left:
             request.failed(self.error)
         self.greeted.set()
-
-
-def _fits(line: _Line, request: Request) -> bool:
-    first = line.batch[0]
-    return (
-        not (first.alone or request.alone)
-        and (first.kind, first.flags, first.clock) == (request.kind, request.flags, request.clock)
-        and line.batch_bytes + request.size <= MESSAGE_BYTES
-        and len(line.batch) < min(MESSAGE_ENTRIES, MAX_ENTRIES)
-    )

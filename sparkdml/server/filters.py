@@ -85,6 +85,11 @@ class HeldBack:
         if np.array_equal(rows, self.rows):
             self.sums = self.sums + updates
             return
+        if _is_stretch_around(rows, self.rows):  # a dense push: nothing to merge
+            sums = updates.to(self.sums.dtype, copy=True)
+            sums[torch.from_numpy(self.rows - rows[0])] += self.sums
+            self.rows, self.sums = rows, sums
+            return
         merged = np.union1d(self.rows, rows)
         sums = torch.zeros((len(merged), self.sums.shape[1]), dtype=self.sums.dtype)
         sums[torch.from_numpy(np.searchsorted(merged, self.rows))] = self.sums
@@ -97,3 +102,10 @@ class HeldBack:
         taken = self.rows[chosen], self.sums[mask]
         self.rows, self.sums = self.rows[kept], self.sums[~mask]
         return taken
+
+
+def _is_stretch_around(rows: Indexes, others: Indexes) -> bool:
+    """Whether ascending `rows` have no gap, and the ascending others lie among them."""
+    if not len(rows) or rows[-1] - rows[0] + 1 != len(rows):
+        return False
+    return not len(others) or bool(rows[0] <= others[0] and others[-1] <= rows[-1])

@@ -33,21 +33,25 @@ _HEADER = struct.Struct("<4sBBHQQQQIIqII")
 _ENTRY = struct.Struct("<QIBBHQIIQqQIIdII")
 _ALL_ROWS = 0xFFFFFFFF
 
-ROWS_NAMED = 1  # a flag of entries: in place of the rows, `session` has their signature
+# Flags of messages.
+CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
+LEAVE = 1  # of HELLO
+HALF, WHOLE = 1, 2  # of PULL
+# Flags of entries.
+ROWS_NAMED = 1  # of PUSH and PULL: in place of the rows, `session` has their signature
+PUSH, STEP, SKIP = 0, 1, 2  # of REPLICATE: what the change is
 
 
 class Kind(IntEnum):
-    """From a worker: HELLO to CALL. Between servers: REPLICATE and INSTALL. ANSWER: to any."""
+    """From a worker: HELLO to PULL. Between servers: REPLICATE and INSTALL. ANSWER: to any."""
 
     HELLO = 1
     INIT = 2
     PUSH = 3
     PULL = 4
-    CLOCK = 5
-    CALL = 6
-    REPLICATE = 7
-    INSTALL = 8
-    ANSWER = 9
+    REPLICATE = 5
+    INSTALL = 6
+    ANSWER = 7
 
 
 class Status(IntEnum):
@@ -57,7 +61,8 @@ class Status(IntEnum):
     MOVED = 1  # another server has this part now: look at the view again
     GAP = 2  # an earlier push of this worker to this part is missing
     UNKNOWN = 3  # there is no such table, or no copy of this part (yet)
-    REFUSED = 4  # the values can't be used: wrong shape, wrong rows, not finite
+    REFUSED = 4  # it makes no sense here: another shape, wrong rows
+    NOT_FINITE = 6  # NaN or infinity, where these are dropped
     ROWS_UNKNOWN = 5  # the rows were named by a signature that is no longer known here
 
 

@@ -57,6 +57,11 @@ class Table:
         return point_of(f"table {self.name}")
 
     @cached_property
+    def layout(self) -> int:
+        """A signature: tables of one name that differ in anything have different ones."""
+        return point_of(str(sorted(self.to_dict().items())))
+
+    @cached_property
     def num_rows(self) -> int:
         return self.shape[0] if self.by_row else math.prod(self.shape)
 
@@ -74,6 +79,12 @@ class Table:
     def range(self, part: int) -> tuple[int, int]:
         start = part * self.part_rows
         return start, min(start + self.part_rows, self.num_rows)
+
+    def num_bytes(self, part: int, rows: Tensor | None) -> int:
+        """Of a part, or of some of its rows."""
+        start, stop = self.range(part)
+        count = stop - start if rows is None else len(rows)
+        return count * self.width * self.dtype.itemsize
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """The tensor as (rows, width), without a copy where it is contiguous."""

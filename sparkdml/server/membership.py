@@ -35,6 +35,8 @@ class Membership:
         self._last_sign: dict[tuple[str, int], float] = {}
         self._settled: dict[int, int] = {}  # seat -> generation whose copies it has handed out
         self._barriers: dict[str, dict[int, int]] = {}  # name -> worker -> how often it came
+        self._lost: set[int] = set()  # servers, since all copies were last in place
+        self.failure: str | None = None  # why the group can't go on
         self.stopped = False
         self.events: list[dict[str, Any]] = []
 
@@ -64,6 +66,8 @@ class Membership:
             if known != (self._view.generation, self._view.roster) or "started" in answer:
                 answer["view"] = self._view.to_dict()
             answer["stop"] = self.stopped
+            if self.failure is not None:
+                answer["failed"] = self.failure
             return answer
 
     def check(self) -> None:
@@ -105,8 +109,6 @@ class Membership:
             return {}  # the answer to an earlier question was lost
         if seat in self._view.members:
             self._remove_server(seat, "restarted")
-        if not self._view.servers:
-            return {"failed": "all servers were lost at the same time, and the tables with them"}
         self._change_servers("join", seat, joining={**self._view.joining, seat: member})
         return {}
 
@@ -123,9 +125,10 @@ class Membership:
     def _promote(self) -> None:
         """Put those who have been given all their copies onto the ring."""
         view = self._view
-        if view.joining and all(
-            self._settled.get(seat, 0) >= view.generation for seat in view.servers
-        ):
+        if any(self._settled.get(seat, 0) < view.generation for seat in view.servers):
+            return
+        self._lost.clear()
+        if view.joining:
             self._change_servers(
                 "promote", *view.joining, servers={**view.servers, **view.joining}, joining={}
             )
@@ -135,6 +138,14 @@ class Membership:
         self._waiting.pop(seat, None)
         self._settled.pop(seat, None)
         self._last_sign.pop(("server", seat), None)
+        if seat in view.servers:
+            self._lost.add(seat)
+            if len(self._lost) >= view.replication:
+                self.failure = (
+                    f"{len(self._lost)} servers were lost before others had copies of what they "
+                    f"held, with replication={view.replication}: parts of tables may be gone. Go "
+                    "on from a checkpoint"
+                )
         if seat in view.members:
             self._change_servers(
                 why,

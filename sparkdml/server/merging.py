@@ -9,7 +9,6 @@ merged, never means. All ranks of the host make the same calls in the same order
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from sparkdml.server.stats import ClientStats
 from sparkdml.server.tickets import PartsTicket
 
 
-class MergingClient:
+class MergingClient(Client):
     """A `Client` for each rank of a host's communicator; rank 0 brings the real one.
 
     `comm` stays the caller's: it is not closed here.
@@ -139,20 +138,6 @@ class MergingClient:
     def abort(self) -> None:
         if self._client is not None:
             self._client.abort()
-
-    def __enter__(self) -> MergingClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.abort()
 
     def _table(self, name: str) -> Table:
         table = self._tables.get(name)

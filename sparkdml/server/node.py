@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import zmq
@@ -17,44 +18,16 @@ from sparkdml.errors import CommunicationError, SparkDMLError
 from sparkdml.server.base import Ask
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency.base import Clocks
-from sparkdml.server.frames import ROWS_NAMED, Entry, Kind, Message, Status
-from sparkdml.server.keys import Key, Table
-from sparkdml.server.optimizers import updater_from
-from sparkdml.server.replicator import PUSH, SKIP, STEP, Replicator
-from sparkdml.server.row_cache import RowCache
+from sparkdml.server.counter import Counter, Text
+from sparkdml.server.frames import LEAVE, STEP, Entry, Kind, Message, Status
+from sparkdml.server.keys import Key
+from sparkdml.server.replicator import Replicator
 from sparkdml.server.shard import Shard
 from sparkdml.server.stats import NodeStats
 from sparkdml.server.view import View
 from sparkdml.server.wire import Inbox, Watcher, check_bindable, own_address
 
-# Flags of messages from workers.
-CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
-LEAVE = 1  # of HELLO
-HALF, WHOLE = 1, 2  # of PULL
-
 POLL_MILLISECONDS = 100
-
-
-class _Answer:
-    """Gathers what became of a message's entries, and goes when the last one is decided."""
-
-    def __init__(self, message: Message, send: Callable[[_Answer], None]) -> None:
-        self.message = message
-        self.entries = [
-            Entry(entry.table, entry.part, number=entry.number) for entry in message.entries
-        ]
-        self._open = len(self.entries)
-        self._send = send
-
-    def decide(self, index: int, status: Status) -> None:
-        self.entries[index].status = status
-        self._open -= 1
-        if not self._open:
-            self._send(self)
-
-    def decide_all(self, status: Status) -> None:
-        for index in range(len(self.entries)):
-            self.decide(index, status)
 
 
 class ServerNode:
@@ -68,11 +41,11 @@ class ServerNode:
         self._keep = config.consistency.aggregates
         self._stand_in = config.consistency.stands_in
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox = Inbox(self._context, host, config.key)
-        self._inbox.dropped = self.stats.dropped
+        self._inbox = Inbox(self._context, host, config.key, self.stats.dropped)
         self.address = own_address(host, self._inbox.port)
         self._watcher = Watcher()
         self._watcher.add(self._inbox.socket)
+        self._watcher.add(self._inbox.door.socket)
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
         self._clocks.expect((), started=False)
@@ -88,9 +61,10 @@ class ServerNode:
             self.stats,
             self._look_again,
         )
-        self._rows = RowCache()
+        self._counter = Counter(
+            config, self._shards, self._clocks, self._replicator, self.stats, self._answer
+        )
         self._advanced_at = (0, 0, 0)
-        self._reads: list[Message] = []  # those that wait for the clock
         self._news = threading.Event()  # ask the membership now
         self._new_view: View | None = None
         self._stop = threading.Event()
@@ -123,6 +97,8 @@ class ServerNode:
     def _loop(self) -> None:
         while not self._stop.is_set():
             ready = self._watcher.wait(POLL_MILLISECONDS)
+            if self._inbox.door.socket in ready:
+                self._inbox.door.answer()
             self._take_view()
             self._replicator.receive(ready)
             # A bounded number, so that acknowledgements are not kept waiting by a flood.
@@ -142,6 +118,13 @@ class ServerNode:
 
     def _talk(self) -> None:
         """On a thread of its own: join, then beat, and bring new views to the loop."""
+        try:
+            self._join_and_beat()
+        except Exception as error:
+            self._failure = f"it can't talk to the driver: {error!r}"
+            self.stop()
+
+    def _join_and_beat(self) -> None:
         what = "server.join"
         known = View()
         while not self._stop.is_set():
@@ -185,198 +168,55 @@ class ServerNode:
     # Messages -----------------------------------------------------------------------------------
 
     def _handle(self, message: Message) -> None:
-        try:
+        with self._nonsense_is_refused(message):
             if message.kind is Kind.PUSH:
-                self._find_rows(message)
-                self._push(message)
+                self._counter.find_rows(message)
+                self._counter.push(message)
             elif message.kind is Kind.PULL:
-                self._find_rows(message)
-                if not self._pull(message):
-                    self._reads.append(message)
-                    self.stats.longest_queue = max(self.stats.longest_queue, len(self._reads))
+                self._counter.find_rows(message)
+                self._counter.pull(message)
+            elif message.kind is Kind.INIT:
+                self._counter.init(message)
             elif message.kind is Kind.HELLO:
                 self._hello(message)
-            elif message.kind is Kind.INIT:
-                self._init(message)
             elif message.kind is Kind.REPLICATE:
                 answer = self._replicator.take_changes(message, self._keep, self._stand_in)
                 self._inbox.send(answer, message.sender)
             elif message.kind is Kind.INSTALL:
                 self._inbox.send(self._replicator.take_copy(message), message.sender)
             else:
-                self.stats.dropped["form"] += 1
-        except (ValueError, KeyError, TypeError, IndexError, StopIteration, RuntimeError) as error:
-            # It came from someone with the key, and is nonsense all the same.
-            if isinstance(error, SparkDMLError) and not isinstance(error, ValueError):
-                raise
-            self.stats.dropped["form"] += 1
+                raise ValueError("nothing that a server is asked")
         if message.generation > self._view.generation or message.roster > self._view.roster:
             self._look_again()
 
-    def _send(self, answer: _Answer) -> None:
-        reply = Message(
-            Kind.ANSWER,
-            answer.entries,
-            answers=answer.message.number,
-            generation=self._view.generation,
-            roster=self._view.roster,
-            clock=self._clocks.slowest,
-        )
-        self._inbox.send(reply, answer.message.sender)
+    @contextmanager
+    def _nonsense_is_refused(self, message: Message) -> Iterator[None]:
+        """What comes from someone with the key may still be nonsense: it must do no harm.
 
-    def _find_rows(self, message: Message) -> None:
-        """Put back the rows that were named by a signature, and remember those that were sent."""
-        for entry in message.entries:
-            entry.status = Status.OK
-            if entry.flags & ROWS_NAMED:
-                entry.rows = self._rows.find(message.sender, entry.key, entry.session)
-                if entry.rows is None:
-                    entry.status = Status.ROWS_UNKNOWN
-                else:
-                    self.stats.rows_named += 1
-            elif entry.rows is not None and entry.session:
-                self._rows.keep(message.sender, entry.key, entry.session, entry.rows)
+        Who sent it gets an answer, and needn't wait for ever.
+        """
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, RuntimeError) as error:
+            if isinstance(error, SparkDMLError) and not isinstance(error, ValueError):
+                raise
+            self.stats.dropped["form"] += 1
+            self._answer(
+                message,
+                [Entry(e.table, e.part, status=Status.REFUSED) for e in message.entries],
+            )
 
-    def _find(self, entry: Entry) -> Shard | Status:
-        if not self._replicator.is_primary(entry.key):
-            return Status.MOVED
-        if entry.status:
-            return Status(entry.status)
-        return self._shards.get(entry.key) or Status.UNKNOWN
-
-    def _push(self, message: Message) -> None:
-        answer = _Answer(message, self._send)
-        for index, entry in enumerate(message.entries):
-            entry.session, entry.clock = message.sender, message.clock
-            shard = self._find(entry)
-            if not isinstance(shard, Shard):
-                answer.decide(index, shard)
-                continue
-            status = shard.check(entry, self._config.finite_only)
-            safe = self._when_safe(answer, index, status)
-            if status is Status.GAP:
-                answer.decide(index, status)
-            elif entry.number <= shard.applied.get(entry.session, 0):
-                self.stats.repeated += 1
-                # The first time it may not be safe yet.
-                self._replicator.wait(entry.key, shard.version, safe)
-            else:
-                before = shard.generation
-                entry.flags = PUSH if status is Status.OK else SKIP
-                if status is Status.OK:
-                    shard.take(shard.push_from(entry), self._keep, self._stand_in)
-                else:
-                    self.stats.dropped["refused"] += 1
-                    shard.skip(entry.session, entry.number)
-                    entry.rows = entry.values = None
-                self._replicator.changed(shard, entry, before, safe)
-
-    def _when_safe(
-        self, answer: _Answer, index: int, pushed: Status | None
-    ) -> Callable[[bool], None]:
-        """Decide an entry once its change is at all replicas; `pushed`: what became of a push."""
-
-        def decide(is_safe: bool) -> None:
-            self.stats.pushes += is_safe and pushed is Status.OK
-            answer.decide(index, (pushed or Status.OK) if is_safe else Status.MOVED)
-
-        return decide
-
-    def _pull(self, message: Message) -> bool:
-        """Answer a read, if the clock allows it; whether it did."""
-        clock, slowest = message.clock, self._clocks.slowest
-        if not self._config.consistency.may_read(clock, slowest):
-            return False
-        found = [self._find(entry) for entry in message.entries]
-        if self._keep and any(isinstance(s, Shard) and s.stepped < clock for s in found):
-            return False
-        answer = _Answer(message, self._send)
-        if message.flags & WHOLE:
-            self._send_whole(message, found[0])
-            return True
-        for index, (entry, shard) in enumerate(zip(message.entries, found, strict=True)):
-            if not isinstance(shard, Shard):
-                answer.decide(index, shard)
-            elif entry.number > shard.applied.get(message.sender, 0):
-                answer.decide(index, Status.GAP)
-            elif (
-                entry.rows is not None
-                and len(entry.rows)
-                and not (int(entry.rows.min()) >= 0 and int(entry.rows.max()) < len(shard.values))
-            ):
-                answer.decide(index, Status.REFUSED)
-            else:
-                values = (
-                    shard.values.clone()  # it may change before it is sent
-                    if entry.rows is None
-                    else shard.values[entry.rows.to(torch.int64)]
-                )
-                if message.flags & HALF and values.dtype.is_floating_point:
-                    values = values.half()
-                answer.entries[index].values = values.reshape(-1)
-                self.stats.pulls += 1
-                answer.decide(index, Status.OK)
-        return True
-
-    def _send_whole(self, message: Message, shard: Shard | Status) -> None:
-        """A part with all that belongs to it, for a checkpoint."""
-        if isinstance(shard, Shard):
-            text, entries = shard.to_parts()
-        else:
-            asked = message.entries[0]
-            text, entries = {}, [Entry(asked.table, asked.part, status=shard)]
+    def _answer(self, question: Message, entries: list[Entry], text: Text = None) -> None:
         reply = Message(
             Kind.ANSWER,
             entries,
-            answers=message.number,
+            answers=question.number,
             generation=self._view.generation,
+            roster=self._view.roster,
             clock=self._clocks.slowest,
             text=text,
         )
-        self._inbox.send(reply, message.sender)
-
-    def _init(self, message: Message) -> None:
-        answer = _Answer(message, self._send)
-        if message.flags == PROBE:
-            for index, entry in enumerate(message.entries):
-                shard = self._find(entry)
-                if isinstance(shard, Shard):
-                    safe = self._when_safe(answer, index, None)
-                    self._replicator.wait(entry.key, shard.version, safe)
-                else:
-                    answer.decide(index, shard)
-            return
-        entry = message.entries[0]
-        shard = self._find(entry)
-        safe = self._when_done(answer)
-        text = message.text or {}
-        if message.flags == CREATE and isinstance(shard, Shard):
-            self._replicator.wait(entry.key, shard.version, safe)
-        elif message.flags == SET_UPDATER and isinstance(shard, Shard):
-            shard.set_updater(updater_from(text["updater"]))
-            self._replicator.created(entry.key, safe)
-        elif shard is Status.MOVED or message.flags == SET_UPDATER:
-            assert isinstance(shard, Status)
-            answer.decide_all(shard)
-        else:
-            if message.flags == CREATE:
-                if entry.values is None:
-                    raise ValueError("a part without values")
-                table = Table.from_dict(text["table"])
-                new = Shard.new(table, entry.part, updater_from(text["updater"]), entry.values)
-            else:
-                new = Shard.from_parts(text, message.entries)
-                if isinstance(shard, Shard):  # who pushed what is older than the snapshot
-                    new.applied, new.version = shard.applied, shard.version + 1
-            new.stepped = self._clocks.slowest
-            self._shards[entry.key] = new
-            self._replicator.created(entry.key, safe)
-
-    def _when_done(self, answer: _Answer) -> Callable[[bool], None]:
-        def decide(is_safe: bool) -> None:
-            answer.decide_all(Status.OK if is_safe else Status.MOVED)
-
-        return decide
+        self._inbox.send(reply, question.sender)
 
     # Clocks -------------------------------------------------------------------------------------
 
@@ -390,15 +230,15 @@ class ServerNode:
             return  # it is thought to be dead, and must join first; or has joined in another life
         if message.flags == LEAVE:
             self._clocks.leave(worker)
+            for shard in self._shards.values():  # all its pushes were acknowledged
+                shard.applied.pop(message.sender, None)
         elif self._clocks.clock_of(worker) is None and message.clock == 0:
             self._clocks.join(worker)
         else:
             self._clocks.finish(worker, message.clock)
-        answer = _Answer(message, self._send)
-        own = answer.entries[0]
-        own.clock = self._clocks.clock_of(worker) or 0  # where a worker that joins begins
-        own.version = self._inbox.num_received(message.sender)
-        answer.decide(0, Status.OK)
+        answer = Entry(0, 0, worker=worker, version=self._inbox.num_received(message.sender))
+        answer.clock = self._clocks.clock_of(worker) or 0  # where a worker that joins begins
+        self._answer(message, [answer])
 
     def _advance(self) -> None:
         """Make the steps that are due, and serve the reads that waited for them."""
@@ -416,7 +256,9 @@ class ServerNode:
                     if absent:
                         entry.values = torch.tensor(absent, dtype=torch.int64)
                     self._replicator.changed(shard, entry, before, None)
-        self._reads = [message for message in self._reads if not self._pull(message)]
+        for message in self._counter.waiting_reads():
+            with self._nonsense_is_refused(message):
+                self._counter.pull(message)
 
 
 def serve(

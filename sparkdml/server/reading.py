@@ -90,6 +90,6 @@ class ReadCache:
     def last(self, table: Table) -> Seen | None:
         return self._seen.get(table.name)
 
-    def forget(self, name: str) -> None:
-        self._seen.pop(name, None)
-        self._under_way.pop(name, None)
+    def forget_all(self) -> None:
+        self._seen.clear()
+        self._under_way.clear()

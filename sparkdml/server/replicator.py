@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import zmq
 
-from sparkdml.server.frames import MAX_ENTRIES, Entry, Kind, Message, Status
+from sparkdml.server.frames import MAX_ENTRIES, SKIP, STEP, Entry, Kind, Message, Status
 from sparkdml.server.keys import Key
 from sparkdml.server.replication import Standing, Verdict, judge_change, judge_copy
 from sparkdml.server.seal import JobKey
@@ -25,9 +25,6 @@ MESSAGE_BYTES = 4 << 20
 COPIES_UNDER_WAY = 8
 RESEND_SECONDS = 1.0
 BEHIND_SECONDS = 0.05
-
-# What a replicated entry is.
-PUSH, STEP, SKIP = 0, 1, 2
 
 Token = Callable[[bool], None]  # called with whether the change is safe
 

@@ -4,7 +4,7 @@ A message's header names its sender, its receiver and its number, so no two head
 one-time key is drawn from the header by keyed BLAKE2b, and the payload is tagged with it by
 Poly1305 (Bernstein 2005), as in ChaCha20-Poly1305, but without the cipher. A change of one bit of
 header or payload makes another tag. Why not a keyed hash of everything:
-docs/decisions/0012-a-tag-on-every-message.md.
+docs/decisions/0014-a-tag-on-every-message.md.
 """
 
 from __future__ import annotations
@@ -43,6 +43,13 @@ class JobKey:
     @property
     def encrypted(self) -> bool:
         return self.curve_public is not None
+
+    def word_for(self, server: int) -> bytes:
+        """What a client says at a server's door. It opens no more than the door."""
+        word = hashlib.blake2b(
+            server.to_bytes(8, "little"), key=self.secret, digest_size=16, person=b"door"
+        )
+        return word.hexdigest().encode()
 
     def tag(self, header: Buffer, payloads: Iterable[Buffer]) -> bytes:
         """`header` must be unlike that of any other message, and fix the payloads' lengths."""

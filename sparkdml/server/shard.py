@@ -69,7 +69,7 @@ class Shard:
         if num_values != num_rows * self.table.width or not 0 <= entry.weight < float("inf"):
             return Status.REFUSED
         if finite_only and entry.values is not None and not _finite(entry.values):
-            return Status.REFUSED
+            return Status.NOT_FINITE
         return Status.OK
 
     def push_from(self, entry: Entry) -> Push:

@@ -9,17 +9,21 @@ dropped and counted under its reason.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Sequence
 
 import zmq
+import zmq.utils.z85
 
 from sparkdml.errors import CommunicationError
 from sparkdml.server.frames import MAX_FRAME_BYTES, BadFrame, Message, decode, encode
 from sparkdml.server.seal import JobKey
 
 MAX_FRAMES = 1 << 13
+USER = b"sparkdml"
 
 
 def new_number() -> int:
@@ -30,16 +34,25 @@ def new_number() -> int:
 class Inbox:
     """A server's end: anybody with the job's key may send, and gets answers."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, key: JobKey) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        key: JobKey,
+        dropped: Counter[str] | None = None,
+    ) -> None:
         self.own = new_number()
-        self.dropped: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._key = key
+        self.door = Door(context, key, self.own, self.dropped)
         self._socket = context.socket(zmq.ROUTER)
         _limit(self._socket)
         if key.encrypted:
             self._socket.curve_server = True
             self._socket.curve_secretkey = key.curve_secret or b""
             self._socket.curve_publickey = key.curve_public or b""
+        else:
+            self._socket.plain_server = True
         self._socket.ipv6 = ":" in host
         self.port = self._socket.bind_to_random_port(f"tcp://{_bracket(host)}")
         self._routes: dict[int, bytes] = {}
@@ -53,15 +66,9 @@ class Inbox:
 
     def receive(self) -> Message | None:
         """The next message that is good, or None when there is none at the moment."""
-        while True:
+        while (frames := _next(self._socket)) is not None:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            try:
-                if len(frames) > MAX_FRAMES:
-                    raise BadFrame("length")
-                message = decode([frame.buffer for frame in frames[1:]], self._key, self.own)
+                message = _open(frames[1:], self._key, self.own)
                 if message.number <= self._seen.get(message.sender, 0):
                     raise BadFrame("replay")
             except BadFrame as reason:
@@ -71,6 +78,7 @@ class Inbox:
             self._received[message.sender] += 1
             self._routes[message.sender] = frames[0].bytes
             return message
+        return None
 
     def num_received(self, sender: int) -> int:
         """How many messages have come: fewer than were sent, if a connection broke in between."""
@@ -89,6 +97,48 @@ class Inbox:
 
     def close(self) -> None:
         self._socket.close(linger=0)
+        self.door.close()
+
+
+class Door:
+    """Whom ZeroMQ lets in at all: else a stranger's frames would be queued before we see them.
+
+    Who has the job's key says a word that is made from it for this server, or has the job's CURVE
+    key. That a listener may overhear the word does not matter: every message must be sealed too.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        key: JobKey,
+        own: int,
+        dropped: Counter[str],
+    ) -> None:
+        self._dropped = dropped
+        word = key.word_for(own)
+        public = zmq.utils.z85.decode(key.curve_public) if key.curve_public else b""
+        self._expected = [b"CURVE", public] if key.encrypted else [b"PLAIN", USER, word]
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def answer(self) -> None:
+        """Decide on those who have come."""
+        while True:
+            try:
+                request = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            # version, number, domain, address, identity, mechanism, credentials…
+            known = len(request) > 5 and hmac.compare_digest(
+                b"\0".join(request[5:]), b"\0".join(self._expected)
+            )
+            if not known:
+                self._dropped["door"] += 1
+            verdict = [b"200", b"OK"] if known else [b"400", b"unknown"]
+            self.socket.send_multipart([*request[:2], *verdict, b"", b""])
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
 
 
 class Outbox:
@@ -113,7 +163,11 @@ class Outbox:
         _limit(self._socket)
         if key.encrypted:
             self._socket.curve_serverkey = key.curve_public or b""
-            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+            self._socket.curve_publickey = key.curve_public or b""
+            self._socket.curve_secretkey = key.curve_secret or b""
+        else:
+            self._socket.plain_username = USER
+            self._socket.plain_password = key.word_for(server)
         self._socket.ipv6 = address.startswith("[")
         self._socket.connect(f"tcp://{address}")
 
@@ -125,19 +179,15 @@ class Outbox:
         """Queue it, and return its number, which the answer will name."""
         self.num_sent += 1
         message.sender, message.receiver, message.number = self.own, self.server, self.num_sent
-        self._socket.send_multipart(encode(message, self._key), copy=False)
+        # A server that doesn't let us in leaves nowhere to send to: that counts as lost on the way.
+        with contextlib.suppress(zmq.Again):
+            self._socket.send_multipart(encode(message, self._key), zmq.NOBLOCK, copy=False)
         return self.num_sent
 
     def receive(self) -> Message | None:
-        while True:
+        while (frames := _next(self._socket)) is not None:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            try:
-                if len(frames) > MAX_FRAMES:
-                    raise BadFrame("length")
-                message = decode([frame.buffer for frame in frames], self._key, self.own)
+                message = _open(frames, self._key, self.own)
                 if message.sender != self.server:
                     raise BadFrame("stranger")
                 if message.number <= self._seen:
@@ -148,6 +198,7 @@ class Outbox:
             self.num_missed += message.number - self._seen - 1
             self._seen = message.number
             return message
+        return None
 
     def close(self, linger_seconds: float = 0.0) -> None:
         self._socket.close(linger=int(linger_seconds * 1000))
@@ -206,6 +257,20 @@ class Waker:
     def close(self) -> None:
         self._ours.close()
         self._theirs.close()
+
+
+def _next(end: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    """The frames of the next message, or None when there is none at the moment."""
+    try:
+        return end.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+
+
+def _open(frames: Sequence[zmq.Frame], key: JobKey, own: int) -> Message:
+    if len(frames) > MAX_FRAMES:
+        raise BadFrame("length")
+    return decode([frame.buffer for frame in frames], key, own)
 
 
 def own_address(host: str, port: int) -> str:

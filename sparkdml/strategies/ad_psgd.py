@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,10 +23,18 @@ from sparkdml.feed.lease_desk import LeaseDesk
 from sparkdml.runtime.roles import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.pairwise import Exchange, Replica
-from sparkdml.strategies.replicas import CONSENSUS_DISTANCE, Replicas, make_alike
+from sparkdml.strategies.replicas import (
+    CONSENSUS_DISTANCE,
+    Replicas,
+    make_alike,
+    refuse_gradient_monitor,
+)
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.totals import VOTES, Totals
 from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
 
 
 class ADPSGD(Strategy):
@@ -58,6 +66,9 @@ class ADPSGD(Strategy):
 
     def desk(self, num_workers: int) -> LeaseDesk:
         return LeaseDesk(num_workers)
+
+    def check(self, job: TrainingJob) -> None:
+        refuse_gradient_monitor(self, job)
 
     def run(self, role: str, training: Training) -> None:
         task, comm = training.task, training.ctx.comm

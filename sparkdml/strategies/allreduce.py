@@ -25,7 +25,7 @@ from sparkdml.training.training import Training
 if TYPE_CHECKING:
     from sparkdml.training.job import TrainingJob
 
-BACKENDS = ("auto", "horovod", "torch")
+BACKENDS = ("auto", "horovod", "torch", "mpi")
 
 
 class AllReduce(StepStrategy):
@@ -50,7 +50,7 @@ class AllReduce(StepStrategy):
         self,
         backend: str = "auto",
         bucket_bytes: int = 8 << 20,
-        topology: str = "native",
+        topology: str = "auto",
         compression: Compression | None = None,
     ) -> None:
         if backend not in BACKENDS:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Evaluation:
     """The objective at a point."""
 
-    value: float  # infinite where it is not finite, the regularisation included
+    value: float  # the regularisation included; infinite where it or the gradient is not finite
     gradient: Tensor  # this rank's slice
     steepness: float  # the largest element of the gradient, over all slices
     slope: float  # along the direction that was asked for
@@ -95,9 +95,10 @@ class FullObjective:
         rows = self._rows(mine)
         slope, square = (sum(row[column] for row in rows) for column in (0, 1))
         value = totals.loss / divisor + 0.5 * self._l2 * square
+        is_finite = math.isfinite(value) and all(math.isfinite(row[2]) for row in rows)
         self._training.clock.lap("communication")
         return Evaluation(
-            value=value if math.isfinite(value) else math.inf,
+            value=value if is_finite else math.inf,
             gradient=gradient,
             steepness=max(row[2] for row in rows),
             slope=slope,

@@ -9,7 +9,7 @@ numbers do (rows, loss, votes), by an allreduce, so that all ranks count and end
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,17 @@ from sparkdml.strategies.mixing import (
     mixing_matrix,
 )
 from sparkdml.strategies.peers import messages_of, open_peers
-from sparkdml.strategies.replicas import CONSENSUS_DISTANCE, Replicas, make_alike
+from sparkdml.strategies.replicas import (
+    CONSENSUS_DISTANCE,
+    Replicas,
+    make_alike,
+    refuse_gradient_monitor,
+)
 from sparkdml.training.task import Totals
 from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
 
 
 class Gossip(Strategy):
@@ -67,6 +75,9 @@ class Gossip(Strategy):
 
     def _edges(self, size: int) -> set[tuple[int, int]]:
         return edges_of(self.graph, size, 4 if self.degree is None else self.degree, self.seed)
+
+    def check(self, job: TrainingJob) -> None:
+        refuse_gradient_monitor(self, job)
 
     def run(self, role: str, training: Training) -> None:
         task, clock, comm = training.task, training.clock, training.ctx.comm

@@ -114,15 +114,21 @@ def make_groups(hosts: Sequence[str], num_groups: int, group_size: int) -> list[
     Workers of one host stay together where that is possible, and so does their communicator.
     """
     num_workers = len(hosts) - num_groups
-    seen = list(dict.fromkeys(hosts))
-    workers = sorted(range(num_workers), key=lambda rank: (seen.index(hosts[rank]), rank))
-    groups = [-1] * len(hosts)
+    groups = group_workers(hosts[:num_workers], group_size) + [-1] * num_groups
     free = list(range(num_workers, len(hosts)))
-    for place, rank in enumerate(workers):
-        groups[rank] = place // group_size
     for group in range(num_groups):
-        home = {hosts[rank] for rank in workers if groups[rank] == group}
+        home = {hosts[rank] for rank in range(num_workers) if groups[rank] == group}
         near = next((rank for rank in free if hosts[rank] in home), free[0])
         groups[near] = group
         free.remove(near)
+    return groups
+
+
+def group_workers(hosts: Sequence[str], group_size: int) -> list[int]:
+    """The group of every worker: rank 0 is in the first, and who shares a host stays together."""
+    seen = list(dict.fromkeys(hosts))
+    ordered = sorted(range(len(hosts)), key=lambda rank: (seen.index(hosts[rank]), rank))
+    groups = [0] * len(hosts)
+    for place, rank in enumerate(ordered):
+        groups[rank] = place // group_size
     return groups

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.comm.backends import BACKENDS
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.runtime.plan import Role
-from sparkdml.strategies.base import Strategy
+from sparkdml.strategies.base import Strategy, check_backend
+from sparkdml.strategies.replicas import make_alike
 from sparkdml.training.callbacks import GradientMonitor
 from sparkdml.training.task import Task
 from sparkdml.training.totals import VOTES
@@ -47,18 +47,15 @@ class LocalStrategy(Strategy):
         backend: of the communicator.
     """
 
+    steps_name = "steps"  # what a subclass calls that argument
+
     def __init__(self, steps: int, optimizer_state: OptimizerState, backend: str) -> None:
         if not isinstance(steps, int) or steps < 1:
             raise ParameterError(self.steps_name, steps, "a whole number of at least 1")
         if optimizer_state not in ("keep", "reset"):
             raise ParameterError("optimizer_state", optimizer_state, "'keep' or 'reset'")
-        allowed = [name for name in BACKENDS if name != "single"]
-        if backend not in allowed:
-            raise ParameterError("backend", backend, f"one of {', '.join(map(repr, allowed))}")
-        self.optimizer_state, self.backend = optimizer_state, backend
+        self.optimizer_state, self.backend = optimizer_state, check_backend(backend)
         self._steps = steps
-
-    steps_name = "steps"  # what the number of steps is called in the strategy's arguments
 
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers)]
@@ -115,9 +112,7 @@ class LocalStrategy(Strategy):
 
     def start(self, training: Training) -> None:
         """Make all ranks alike before the first step."""
-        self._comm.broadcast_(training.task.params.values)
-        for buffer in training.task.module.buffers():
-            self._comm.broadcast_(buffer)
+        make_alike(training.task, self._comm)
 
     @abstractmethod
     def meet(self, share: float) -> None:

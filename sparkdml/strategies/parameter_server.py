@@ -9,7 +9,7 @@ when is the consistency model's (Li et al. 2014, OSDI; Ho et al. 2013; Hsieh et 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,8 @@ import torch
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.meetings import Meetings
 from sparkdml.errors import ParameterError
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.lease_desk import LeaseDesk
 from sparkdml.runtime.desk import Peer
 from sparkdml.runtime.roles import Role
 from sparkdml.runtime.wire import Message
@@ -27,19 +29,30 @@ from sparkdml.server.node import serve
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.seal import JobKey
 from sparkdml.strategies.base import Strategy
-from sparkdml.strategies.served_training import PROGRESS, ServedTraining
+from sparkdml.strategies.served_training import (
+    PROGRESS,
+    STALENESS,
+    WAIT_SECONDS,
+    ServedTraining,
+)
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
     from sparkdml.runtime.context import Context
     from sparkdml.training.job import TrainingJob
 
+LEASE_SECONDS = 60.0  # without a row used, after which the rest of a lease goes to somebody else
+
 
 class ParameterServer(Strategy):
     """Train through servers that hold the model in parts.
+
+    The history has `wait_seconds`, what a worker waited in the epoch on average, and `staleness`,
+    how many clocks what it read was behind.
 
     Args:
         num_servers: tasks that serve, beside the workers: each takes a slot.
@@ -51,7 +64,13 @@ class ParameterServer(Strategy):
         encrypted: whether messages are encrypted; None where Spark's settings ask for it. They
             are authenticated always.
         timeout_seconds: how long a worker tries to reach a server before it gives up.
+        leased: whether rows are leased to workers bit by bit, so that a slow one trains on fewer of
+            them; each comes once an epoch. (A run that was stopped within an epoch goes on with
+            as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
+            the others, workers wait for the slowest whatever it trains on.
     """
+
+    columns = (WAIT_SECONDS, STALENESS)
 
     def __init__(
         self,
@@ -61,6 +80,7 @@ class ParameterServer(Strategy):
         updater: Updater | None = None,
         encrypted: bool | None = None,
         timeout_seconds: float = 60.0,
+        leased: bool = False,
     ) -> None:
         for name, value in (("num_servers", num_servers), ("replication", replication)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -74,13 +94,21 @@ class ParameterServer(Strategy):
             raise ParameterError("updater", updater, "one of sparkdml.server.optimizers, or None")
         if not timeout_seconds > 0:
             raise ParameterError("timeout_seconds", timeout_seconds, "more than 0")
+        if leased and consistency.waits:
+            raise ParameterError(
+                "leased",
+                leased,
+                f"False with {consistency!r}, under which workers wait for the slowest",
+                "Use consistency=TAP() or ASP().",
+            )
         self.num_servers, self.consistency, self.replication = num_servers, consistency, replication
         self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
+        self.leased = leased
         self.snapshot: Mapping[str, Any] | None = None  # to be put onto the servers
 
     def roles(self, num_workers: int) -> list[Role]:
         return [
-            Role("worker", num_workers, gang=False),
+            Role("worker", num_workers, gang=False, reads="leases" if self.leased else "shards"),
             Role("server", self.num_servers, gang=False, reads="none"),
         ]
 
@@ -123,7 +151,8 @@ class ParameterServer(Strategy):
             )
 
     def desk(self, num_workers: int) -> ServerDesk:
-        return ServerDesk(self._config(JobKey.new()))
+        leases = LeaseDesk(num_workers, lease_seconds=LEASE_SECONDS) if self.leased else None
+        return ServerDesk(self._config(JobKey.new()), leases)
 
     def config(self, ctx: Context) -> ServerConfig:
         """In a task: the key is known to this run's tasks alone."""
@@ -146,6 +175,13 @@ class ParameterServer(Strategy):
         else:
             self._worker = ServedTraining(self, training)
             self._worker.run()
+
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        if not self.leased:
+            return super().batches(training, epoch)
+        return training.ctx.leased_batches(
+            training.rows_a_step, epoch.number, training.schedule.shuffle, epoch.start
+        )
 
     def _serve(self, ctx: Context) -> None:
         def ask(what: str, **fields: Any) -> Any:
@@ -175,14 +211,18 @@ class ParameterServer(Strategy):
         return (
             f"{type(self).__name__}(num_servers={self.num_servers}, "
             f"consistency={self.consistency!r}, replication={self.replication}, "
-            f"updater={self.updater!r})"
+            f"updater={self.updater!r}{', leased=True' if self.leased else ''})"
         )
 
 
 class ServerDesk:
-    """The driver's part: the membership, the meetings of workers, and the history so far."""
+    """The driver's part: the membership, the meetings of workers, and the history so far.
 
-    def __init__(self, config: ServerConfig) -> None:
+    And who may train on which rows, where they are leased.
+    """
+
+    def __init__(self, config: ServerConfig, leases: LeaseDesk | None = None) -> None:
+        self._leases = leases
         self.membership = Membership(config)
         self._meetings = Meetings()
         self._history: dict[int, Message] = {}
@@ -195,12 +235,16 @@ class ServerDesk:
             return True
         if about == "history":
             return [self._history[number] for number in sorted(self._history)]
+        if self._leases is not None and about.startswith("lease."):
+            return self._leases.answer(peer, about, fields)
         return self.membership.answer(about, fields)
 
     def came(self, peer: Peer) -> None:
         """It will join by itself, when it is ready."""
 
     def went(self, peer: Peer, outcome: str) -> None:
+        if self._leases is not None and peer.role != "server":
+            self._leases.went(peer, outcome)
         if outcome != "done":
             lose = self.membership.lost_server if peer.role == "server" else None
             (lose or self.membership.lost_worker)(peer.rank)

@@ -6,17 +6,33 @@ Between the epochs' ends replicas differ. What is validated and brought home is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator
+from sparkdml.errors import ParameterError
+from sparkdml.training.callbacks import GradientMonitor
 from sparkdml.training.task import Task
 from sparkdml.training.training import Training
 
+if TYPE_CHECKING:
+    from sparkdml.strategies.base import Strategy
+    from sparkdml.training.job import TrainingJob
+
 CONSENSUS_DISTANCE = "consensus_distance"
+
+
+def refuse_gradient_monitor(strategy: Strategy, job: TrainingJob) -> None:
+    """At the driver: it shows the gradient that all have agreed on, and there is none."""
+    if any(isinstance(callback, GradientMonitor) for callback in job.callbacks):
+        raise ParameterError(
+            "callbacks",
+            "GradientMonitor",
+            f"left out with {type(strategy).__name__}, whose workers agree on no gradient",
+        )
 
 
 def make_alike(task: Task, comm: Communicator) -> None:

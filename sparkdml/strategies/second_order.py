@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.errors import ParameterError
+from sparkdml.errors import DataError, ParameterError
 from sparkdml.runtime.plan import Role
-from sparkdml.strategies.allreduce import BACKENDS
-from sparkdml.strategies.base import Strategy
+from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.full_objective import Evaluation, FullObjective
 from sparkdml.strategies.line_search import Sample, search
 from sparkdml.training.callbacks import LearningRateSchedule
@@ -43,10 +42,8 @@ class SecondOrder(Strategy):
             raise ParameterError("l2", l2, "a number of at least 0")
         if max_trials < 1:
             raise ParameterError("max_trials", max_trials, "at least 1")
-        if backend not in BACKENDS:
-            raise ParameterError("backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
         self.tolerance, self.l2, self.max_trials = tolerance, l2, max_trials
-        self.backend = backend
+        self.backend = check_backend(backend)
         self._here: Evaluation | None = None  # at the present parameters, where it is known
         self._best = (math.inf, math.inf, 0)  # the lowest, the flattest, and steps since either
 
@@ -89,6 +86,11 @@ class SecondOrder(Strategy):
             if here is None:
                 here = self.objective.evaluate(epoch)
                 epoch.check_finite(here.totals, self.objective.own_loss)
+                if math.isinf(here.value):
+                    raise DataError(
+                        "the gradient is not finite where training begins, though the loss is: "
+                        "look for a root of zero, or a division by zero, in the model"
+                    )
             reached = self._reach(training, epoch, here)
             epoch.measured["gradient_norm"] = reached.steepness
             epoch.count(reached.totals)

@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sparkdml.comm.meetings import MeetingCommunicator
-from sparkdml.errors import NonFiniteLoss
+from sparkdml.errors import CommunicationError, NonFiniteLoss
+from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.position import nothing_read
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add, Updater
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from sparkdml.strategies.parameter_server import ParameterServer
 
 VALUES, SUMS, PROGRESS = "values", "sums", "progress"
+# Columns of the history: what a worker waited for the servers and for other workers' clocks, on
+# average, and how many clocks the slowest was behind when it read.
+WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
 
 
 class ServedTraining:
@@ -41,8 +44,10 @@ class ServedTraining:
     def __init__(self, strategy: ParameterServer, training: Training) -> None:
         self.strategy, self.training, self.task = strategy, training, training.task
         ctx = self.ctx = training.ctx
-        self.comm = MeetingCommunicator(ctx.rank, ctx.size, partial(ctx.ask, "meeting"))
+        # A slow worker is waited for as long as it takes: who is lost for good ends the run.
+        self.comm = MeetingCommunicator(ctx.rank, ctx.size, self._ask_for_others, math.inf)
         ctx.speak_by(self.comm)
+        self.leases = ctx.leases if strategy.leased else None
         self.updater = self.make_updater()
         # What the servers hold lies in this process's memory, whatever device computes.
         self.pulled = torch.empty_like(self.task.params.values, device="cpu")
@@ -62,12 +67,16 @@ class ServedTraining:
             self._resume()
             for epoch in training.epochs():
                 if not self._start(epoch):
+                    training.finish(epoch)
                     break
                 for batch in epoch:
                     if not batch.num_rows:
                         break
                     self.task.grad(batch)
                     training.clock.lap("compute")
+                    if isinstance(batch, LeasedBatch) and not batch.confirm():
+                        epoch.own_rows -= batch.num_rows  # somebody else trains on them now
+                        continue
                     self._step(epoch, batch.num_rows)
                     if self._is_stopped:
                         break
@@ -164,11 +173,14 @@ class ServedTraining:
 
     def _end(self, epoch: Epoch) -> None:
         """Everybody's totals, and the model that all have come to."""
-        self.ctx.event("client", **self.client.stats.to_dict())
-        self.ctx.traffic.sent(self.client.stats.bytes_pushed, self.client.stats.pushes)
+        stats = self.client.stats
+        self.ctx.event("client", **stats.to_dict())
+        self.ctx.traffic.sent(stats.bytes_pushed, stats.pushes)
         self.client.close()  # the others no longer wait for this worker's clock
         self.comm.begin(f"end of epoch {epoch.number}")
         self.comm.barrier()
+        if self.leases is not None:
+            epoch.used_rows = self.leases.used_rows(epoch.number)
         self.client = self._join()
         self.fetch()
         training = self.training
@@ -176,17 +188,29 @@ class ServedTraining:
             "sums": self.sums.tolist(),
             "steps": [epoch.steps, training.step],
             "stops": training.stop_request is not None,
+            "waited": stats.wait_seconds,
+            "behind": sum(clocks * reads for clocks, reads in stats.staleness.items()),
+            "reads": stats.staleness.total(),
         }
         met = self._exchange(own)
         self.sums = torch.tensor(met[0]["sums"], dtype=torch.float64)
         epoch.totals = replace(self._totals(), wishes=0.0, objections=0.0, stops=0.0)
         # Those with fewer rows have made fewer steps: the run is as far as the one with the most.
         epoch.steps, training.step = (max(one["steps"][i] for one in met) for i in range(2))
+        epoch.measured[WAIT_SECONDS] = sum(one["waited"] for one in met) / len(met)
+        epoch.measured[STALENESS] = sum(one["behind"] for one in met) / max(
+            1, sum(one["reads"] for one in met)
+        )
         if any(one["stops"] for one in met):
             training.interrupt()
 
     def _exchange(self, value: Any) -> list[Any]:
         return [json.loads(words) for words in self.comm.exchange(json.dumps(value).encode())]
+
+    def _ask_for_others(self, **fields: Any) -> Any:
+        if self.ctx.wait_for_the_end(0):
+            raise CommunicationError("the driver has ended the run, or is gone")
+        return self.ctx.ask("meeting", **fields)
 
     # -- coming, and coming back ------------------------------------------------------------------
 
@@ -213,7 +237,7 @@ class ServedTraining:
         training.history = list(self.ctx.ask("history") or [])[:number]
         epoch = Epoch(training, number)
         epoch.own_rows = epoch.rows_before = float(num_rows)
-        if num_rows:
+        if num_rows and self.leases is None:  # else the desk knows what is left
             self.ctx.data.ingest()
             epoch.start = self.ctx.data.position_after(
                 num_rows, number, training.schedule.shuffle, nothing_read()

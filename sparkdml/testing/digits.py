@@ -22,7 +22,7 @@ def _all_digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 
 
-def digits(count: int = 600) -> Rows:
+def digits(count: int = 400) -> Rows:
     """The first so many of 1,797 pictures of 64 points, `x`, and what they show, `y`."""
     images, labels = _all_digits()
     return {"x": images[:count], "y": labels[:count]}

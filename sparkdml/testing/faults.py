@@ -55,6 +55,20 @@ class FaultAt(Callback):
         return "FaultAt()"  # its details are no part of what is trained
 
 
+class FailsAt(Callback):
+    """Raises at one rank, each time that it is after one step; at step 0 it never does."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_step_end(self, training: Training) -> None:
+        if (training.ctx.rank, training.step) == (self.rank, self.step):
+            raise Injected(f"rank {self.rank} at step {self.step}")
+
+    def __repr__(self) -> str:
+        return "FailsAt()"  # when is no part of what is trained
+
+
 class StopAt(Callback):
     """Asks for the run's end at one rank, after one step."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from sparkdml.testing.faults import Injected
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.training import Training
 
@@ -103,3 +104,17 @@ class WritesRows(Callback):
 
     def __repr__(self) -> str:
         return "WritesRows()"
+
+
+class RefusesRows(nn.Module):
+    """Raises when it sees a row that is out of bounds; of 64 numbers, as pictures of digits are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 1e3).any()):
+            raise Injected("a row that can't be read")
+        outputs: Tensor = self.linear(x)
+        return outputs

@@ -60,6 +60,7 @@ class RankProcesses:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._rendezvous = Rendezvous("127.0.0.1")
+        self._rendezvous.serve(self.backend or "")
         for rank in range(self.size):
             world = World(
                 rank=rank,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from sparkdml.comm.base import Communicator
+from sparkdml.comm.base import Communicator, World
 from sparkdml.comm.single import SingleCommunicator
+from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
 from sparkdml.runtime.desk import Desk, Peer
 from sparkdml.strategies.base import Strategy
+from sparkdml.testing.faults import Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
 from sparkdml.testing.threads import Rows, ThreadContext, train_rank
 from sparkdml.training.callbacks import Callback
@@ -60,17 +63,24 @@ class ServedRun:
         self.desk, self.secret = desk, b"of one run on threads"
         self.over, self.failed = threading.Event(), threading.Event()
 
-    def do(self, peer: Peer, work: Callable[[], Any]) -> Any:
-        """As a task would: the desk hears of its beginning and of its end."""
-        self.desk.came(peer)
-        try:
-            done = work()
-        except BaseException:
-            self.failed.set()
-            self.desk.went(peer, "failed")
-            raise
-        self.desk.went(peer, "done")
-        return done
+    def do(self, role: str, rank: int, work: Callable[[Peer], Any], max_attempts: int = 1) -> Any:
+        """As a task would: the desk hears of its beginning and of its end; it may come back."""
+        for attempt in range(max_attempts):
+            peer = Peer(role, rank, attempt, "127.0.0.1")
+            self.desk.came(peer)
+            try:
+                done = work(peer)
+            except BaseException as error:
+                is_last = attempt + 1 == max_attempts or not isinstance(error, Injected)
+                if is_last:
+                    self.failed.set()
+                self.desk.went(peer, "failed")
+                if is_last:
+                    raise
+            else:
+                self.desk.went(peer, "done")
+                return done
+        raise AssertionError("at least one attempt")
 
 
 def train_served(
@@ -82,8 +92,12 @@ def train_served(
     callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
     seed: int = 0,
     checkpoints: MemoryCheckpoints | None = None,
+    max_attempts: int = 1,
 ) -> list[Training]:
-    """As `train_on_threads`, for strategies whose roles are no gang."""
+    """As `train_on_threads`, for strategies with servers, whose workers are a gang or not.
+
+    A worker that fails with `Injected` is started again, up to `max_attempts`, as Spark does.
+    """
     size = len(parts)
     roles = strategy_of().roles(size)
     desk = strategy_of().desk(size)
@@ -91,26 +105,38 @@ def train_served(
     run = ServedRun(desk)
     resumed = None if checkpoints is None else checkpoints.newest
 
-    def work(rank: int) -> Training:
-        peer = Peer("worker", rank, 0, "127.0.0.1")
-        own = None
+    def work(peer: Peer, comm: Communicator | None = None) -> Training:
+        rank, own = peer.rank, None
         if checkpoints is not None:
             own = RankCheckpoints(checkpoints, resumed, rank, size, schedule)
         held = held_out[rank] if held_out else None
         context = ServedContext(run, peer, size, parts[rank], held, own)
-        return run.do(  # type: ignore[no-any-return]
-            peer, lambda: train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
-        )
+        if comm is not None:
+            context.comm = context.gang = comm
+            context.world = World(rank, size, ("here",) * size)
+        return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
 
-    def help_out(role: str, rank: int, count: int) -> None:
-        peer = Peer(role, rank, 0, "127.0.0.1")
+    def join_gang(comm: Communicator) -> Training:
+        done: Training = run.do("worker", comm.rank, partial(work, comm=comm))
+        return done
+
+    def help_out(count: int, peer: Peer) -> None:
         context = ServedContext(run, peer, count, {})
-        run.do(peer, lambda: train_rank(context, strategy_of(), plan, schedule, (), seed, role))
+        train_rank(context, strategy_of(), plan, schedule, (), seed, peer.role)
 
-    others = [(role.name, rank, role.count) for role in roles[1:] for rank in range(role.count)]
+    others = [(role, rank) for role in roles[1:] for rank in range(role.count)]
     with ThreadPoolExecutor(size + len(others)) as pool:
-        helpers = [pool.submit(help_out, *other) for other in others]
-        workers = [pool.submit(work, rank) for rank in range(size)]
+        helpers = [
+            pool.submit(run.do, role.name, rank, partial(help_out, role.count))
+            for role, rank in others
+        ]
+        workers: list[Future[Any]] = []
+        if roles[0].gang:
+            workers.append(pool.submit(run_threads, size, join_gang))
+        else:
+            workers += [
+                pool.submit(run.do, "worker", rank, work, max_attempts) for rank in range(size)
+            ]
         errors = [error for worker in workers if (error := worker.exception()) is not None]
         run.over.set()
         for helper in helpers:
@@ -121,4 +147,5 @@ def train_served(
         raise error
     for helper in helpers:
         helper.result()
-    return [worker.result() for worker in workers]
+    results = [worker.result() for worker in workers]
+    return results[0] if roles[0].gang else results

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.membership import Membership
 from sparkdml.server.node import ServerNode, serve
 from sparkdml.server.seal import JobKey
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class ServerCluster:
@@ -58,7 +61,7 @@ class ServerCluster:
         self._clients.append(client)
         return client
 
-    def __enter__(self) -> ServerCluster:
+    def __enter__(self) -> Self:
         for seat in range(self.config.num_servers):
             self.start_server(seat)
         return self
@@ -72,5 +75,8 @@ class ServerCluster:
         for client in self._clients:
             client.abort()
         self.membership.stop()
+        self._stop_servers()
+
+    def _stop_servers(self) -> None:
         for seat in list(self.nodes):
             self.stop_server(seat)

@@ -8,37 +8,26 @@ import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 from sparkdml.server.base import Ask
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.config import ServerConfig
-from sparkdml.server.membership import Membership
 from sparkdml.server.node import serve
-from sparkdml.server.seal import JobKey
+from sparkdml.testing.server_cluster import ServerCluster
 
 PRELOADED = ["sparkdml.testing.server_processes"]
 
 
-class ServerProcesses:
-    """A group as `ServerCluster`, but for the servers' processes."""
+class ServerProcesses(ServerCluster):
+    """A group whose servers have processes of their own."""
 
-    def __init__(
-        self, num_servers: int, num_workers: int = 1, encrypted: bool = False, **settings: Any
-    ) -> None:
-        self.config = ServerConfig(
-            JobKey.new(encrypted), num_servers=num_servers, num_workers=num_workers, **settings
-        )
-        self.membership = Membership(self.config)
+    def __init__(self, num_servers: int = 2, num_workers: int = 1, **settings: Any) -> None:
+        super().__init__(num_servers, num_workers, **settings)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
         self._processes: dict[int, Any] = {}
         self._answering: list[threading.Thread] = []
-        self._clients: list[WorkerClient] = []
-
-    def ask(self, what: str, **fields: Any) -> Any:
-        return self.membership.answer(what, fields)
 
     def start_server(self, seat: int) -> None:
         self._processes[seat] = self._start(_serve, (seat, self.config), {})
@@ -89,25 +78,7 @@ class ServerProcesses:
         process.join()
         process.close()
 
-    def client(self, worker: int = 0) -> WorkerClient:
-        client = WorkerClient(worker, self.config, self.ask)
-        self._clients.append(client)
-        return client
-
-    def __enter__(self) -> ServerProcesses:
-        for seat in range(self.config.num_servers):
-            self.start_server(seat)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for client in self._clients:
-            client.abort()
-        self.membership.stop()
+    def _stop_servers(self) -> None:
         for seat, process in list(self._processes.items()):
             process.join(timeout=5)
             if process.is_alive():

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparkdml.errors import NonFiniteLoss, ParameterError
 from sparkdml.strategies.base import Strategy
@@ -30,10 +30,10 @@ from sparkdml.testing.digits import (
     make_normed_reader,
     make_reader,
 )
-from sparkdml.testing.faults import Injected
+from sparkdml.testing.faults import FailsAt, Injected, StopAt
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
+from sparkdml.testing.models import RefusesRows
 from sparkdml.testing.threads import Rows, train_alone, train_on_threads
-from sparkdml.training.callbacks import Callback
 from sparkdml.training.training import Schedule, Training
 
 BATCH = 8
@@ -63,48 +63,12 @@ class Case:
     plain_lr: float = 1.0
     lr: float = 0.5
     epochs: int = 6
-    max_loss: float = 0.35
+    max_loss: float = 0.45
     ends_alike: bool = True
     resumes_exactly: bool = True
     rows_move: bool = False
     bad: Sequence[tuple[Callable[[], object], str]] = field(default=())
     train: Callable[..., list[Training]] = train_on_threads
-
-
-class FailsAt(Callback):
-    """Raises at one rank, after one step; at step 0 it never does."""
-
-    def __init__(self, rank: int, step: int) -> None:
-        self.rank, self.step = rank, step
-
-    def on_step_end(self, training: Training) -> None:
-        if (training.ctx.rank, training.step) == (self.rank, self.step):
-            raise Injected(f"rank {self.rank} at step {self.step}")
-
-
-class StopsAt(Callback):
-    """Asks for the run's end at one rank, after one step."""
-
-    def __init__(self, rank: int, step: int) -> None:
-        self.rank, self.step = rank, step
-
-    def on_step_end(self, training: Training) -> None:
-        if (training.ctx.rank, training.step) == (self.rank, self.step):
-            training.request_stop("enough")
-
-
-class Refuses(nn.Module):
-    """Raises when it sees a row that is out of bounds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reader = make_reader()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if bool((x > 1e3).any()):
-            raise Injected("a row that can't be read")
-        outputs: Tensor = self.reader(x)
-        return outputs
 
 
 def assert_alike(trainings: Sequence[Training], expected: nn.Module, **tolerance: Any) -> None:
@@ -139,8 +103,8 @@ class StrategyContract:
 
     @pytest.mark.parametrize("num_workers", [2, 3, 4])
     def test_workers_learn_together(self, case: Case, num_workers: int) -> None:
-        rows = digits(600)
-        parts = cut(rows, [600 // num_workers] * num_workers)
+        rows = digits(400)
+        parts = cut(rows, [400 // num_workers] * num_workers)
         plan = digits_plan(lr=case.lr)
         trainings = case.train(case.make, plan, Schedule(case.epochs, BATCH), parts)
         losses = [loss_of(training.task.module, rows) for training in trainings]
@@ -154,7 +118,9 @@ class StrategyContract:
     @pytest.mark.parametrize("sizes", [[37, 5, 0, 64], [0, 21], [6]])
     def test_uneven_parts_and_ranks_without_rows(self, case: Case, sizes: list[int]) -> None:
         parts = cut(digits(200), sizes)
-        plan = digits_plan(lr=0.1, model=make_normed_reader)
+        # Where rows move, a rank's share may be one row, of which BatchNorm makes nothing.
+        model = make_reader if case.rows_move else make_normed_reader
+        plan = digits_plan(lr=0.1, model=model)
         trainings = case.train(case.make, plan, Schedule(2, BATCH), parts)
         for training in trainings:
             assert [row["rows"] for row in training.history] == [sum(sizes)] * 2
@@ -178,7 +144,7 @@ class StrategyContract:
     def test_a_resumed_run_is_the_uninterrupted_one(self, case: Case, num_workers: int) -> None:
         if not case.resumes_exactly:
             pytest.skip("it promises no exact resumption")
-        parts = cut(digits(440), [140 + 3 * rank for rank in range(num_workers)])
+        parts = cut(digits(320), [100 + 3 * rank for rank in range(num_workers)])
         plan = digits_plan(lr=0.1, momentum=0.9, model=make_normed_reader)
         schedule = Schedule(2, BATCH)
 
@@ -224,7 +190,7 @@ class StrategyContract:
         with pytest.raises(Injected, match="can't be read"):
             case.train(
                 case.make,
-                digits_plan(model=Refuses),
+                digits_plan(model=RefusesRows),
                 Schedule(2, BATCH),
                 cut(rows, [30, 30, 30]),
             )
@@ -242,9 +208,9 @@ class StrategyContract:
             digits_plan(lr=0.1),
             Schedule(9, BATCH),
             cut(digits(240), [100, 140]),
-            callbacks=[StopsAt(1, 2)],
+            callbacks=[StopAt(1, 2)],
         )
-        assert [training.stopped for training in trainings] == ["enough"] * 2
+        assert [training.stopped for training in trainings] == ["somebody asked"] * 2
         assert trainings[0].step == trainings[1].step
         assert len(trainings[0].history) < 9
 

@@ -52,14 +52,16 @@ class Task:
     def grad(self, batch: Batch) -> None:
         """Sum the gradients and stats of a batch into `params`; an empty batch leaves zeros.
 
-        A batch larger than `batch_size` is taken in pieces whose gradients add up.
+        A batch larger than `batch_size` is taken in pieces, as even as can be, whose gradients add
+        up: a piece of a single row would be of no use to BatchNorm.
         """
         self.params.zero()
         if any(self.vote):
             self.params.stats[VOTES] = self.params.stats.new_tensor(self.vote)
         self._remaining = batch.num_rows
         if batch.num_rows:
-            for piece in batch.split(self.plan.batch_size):
+            num_pieces = -(-batch.num_rows // self.plan.batch_size)
+            for piece in batch.split(-(-batch.num_rows // num_pieces)):
                 self._remaining -= piece.num_rows
                 loss = self.forward(piece, self.params.stats)
                 self.spans.lap("forward")

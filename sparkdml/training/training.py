@@ -139,7 +139,7 @@ class Training:
             checkpoint = None if is_last else self.checkpoint  # the end has one of its own
             if checkpoint is not None and checkpoint.due_after_epoch(epoch.number):
                 self.save(epoch, "epoch")
-        self._finish(epoch)
+        self.finish(epoch)
 
     def stop(self, reason: str) -> None:
         """End the run after this epoch. Call it on every rank, or on none."""
@@ -242,7 +242,8 @@ class Training:
             return epoch
         return load_state(self, {name: entry.value for name, entry in state.items()})
 
-    def _finish(self, epoch: Epoch) -> None:
+    def finish(self, epoch: Epoch) -> None:
+        """The run's end; `epochs()` comes here by itself."""
         state = None
         if self.checkpoint is not None and self.checkpoint.writes and not self.is_interrupted:
             state = self.state(epoch)

@@ -159,6 +159,19 @@ def test_merging_by_rule():
     assert merge(nobody)["b"].value.tolist() == [0.5]
 
 
+def test_a_mean_is_of_those_who_have_a_key():
+    """The optimizer of a rank without rows has no momentum yet."""
+    values = [{}, {"momentum": 1.0, "lr": 0.1}, {"momentum": 4.0, "lr": 0.1}]
+    ranks = [
+        {"o": Entry(value, "mean", w)} for value, w in zip(values, (5.0, 1.0, 2.0), strict=True)
+    ]
+    assert merge(ranks)["o"].value == pytest.approx({"momentum": 3.0, "lr": 0.1})
+    summed = [{"o": Entry(value, "sum")} for value in ({"a": 1.0}, {"a": 2.0, "b": 3.0})]
+    assert merge(summed)["o"].value == {"a": 3.0, "b": 3.0}
+    unweighed = [{"o": Entry(value, "mean", w)} for value, w in (({}, 1.0), ({"a": 2.0}, 0.0))]
+    assert merge(unweighed)["o"].value == {"a": 2.0}
+
+
 @settings(deadline=None, max_examples=50)
 @given(order=st.permutations(range(4)), values=st.lists(st.floats(-9, 9), min_size=4, max_size=4))
 def test_a_mean_does_not_depend_on_the_order_of_ranks(order, values):

@@ -28,8 +28,8 @@ def test_auto_is_torch_without_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ParameterError, match=r"backend must be one of auto, horovod.*'mpi'"):
-        resolve_backend("mpi")
+    with pytest.raises(ParameterError, match=r"backend must be one of auto, horovod.*'pigeons'"):
+        resolve_backend("pigeons")
 
 
 def test_single_is_for_one_worker() -> None:

@@ -76,7 +76,7 @@ def test_processors_that_are_shared_bring_nothing():
     [
         (Network(20e-6, 1e-10), "AllReduce()"),
         (Network(20e-6, 1e-9), "AllReduce(compression=dml.FP16())"),  # 7 of 17 ms
-        (Network(500e-6, 1e-11), "AllReduce()"),  # 7 ms of messages, which no compression mends
+        (Network(500e-6, 1e-11), "AllReduce(topology='auto')"),  # 7 ms, of messages
         (Network(20e-6, 1e-8), "LocalSGD(steps=128)"),  # 70 ms for 10 ms of work
     ],
 )
@@ -96,7 +96,8 @@ def test_one_slot_is_said_to_be_one():
 
 
 def test_every_strategy_that_is_advised_is_there():
-    for network in (Network(20e-6, 1e-9), Network(20e-6, 1e-8), Network(20e-6, 1e-10)):
+    networks = (Network(20e-6, rate) for rate in (1e-8, 1e-9, 1e-10))
+    for network in (*networks, Network(500e-6, 1e-11)):
         written = Advice(replace(CLUSTER, network=network), epochs=5).strategy
         assert isinstance(eval(f"dml.{written}", {"dml": dml}), dml.Strategy)
     assert isinstance(dml.AdaptiveBalance(), dml.Strategy)

@@ -24,6 +24,7 @@ NOT_RUN: list[tuple[str, str, str]] = []
 
 SETUPS = {
     "README.md": "digits_in_parquet.py",
+    "docs/explanation-consistency.md": "digits_estimator.py",
     "docs/explanation-lineage.md": "digits_estimator.py",
     "docs/explanation-strategies.md": "digits_estimator.py",
     "docs/how-to-databricks.md": "digits_estimator.py",

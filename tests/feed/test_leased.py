@@ -185,3 +185,13 @@ def test_a_driver_that_does_not_answer_is_an_error(workers):
     reader = LeaseReader(lambda about, **fields: None, ours[0].reader._source, 0)
     with pytest.raises(CommunicationError, match="does not answer"):
         next(reader.batches(10, 0))
+
+
+def test_a_worker_that_comes_back_late_finds_old_epochs_over(workers):
+    counts = [30, 20]
+    desk = LeaseDesk(2, lease_seconds=1000.0)
+    ours = workers(desk, counts)
+    for epoch in range(3):
+        read_together(ours, 8, epoch)
+    again = LeaseReader(ours[1].ask, ours[1].reader._source, 1)
+    assert [list(again.batches(8, epoch)) for epoch in range(3)] == [[], [], []]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sparkdml.feed.leases import LeaseTable
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(data=st.data(), rows=st.lists(st.integers(0, 60), min_size=1, max_size=4))
 def test_every_row_once_for_any_order_of_grants_uses_expiries_and_deaths(data, rows):
     table = LeaseTable(len(rows), max_batches=3, lease_seconds=10)

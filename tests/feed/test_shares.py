@@ -11,18 +11,21 @@ from sparkdml.feed.shares import SMALLEST_SHARE, divide, hand_over, smooth
 speeds = st.lists(st.floats(0.01, 100), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(total=st.integers(0, 1000), speeds=speeds)
 def test_shares_follow_speeds(total, speeds):
     counts = divide(total, speeds)
     assert sum(counts) == total
     floor = SMALLEST_SHARE * sum(speeds) / len(speeds)
     raised = [max(speed, floor) for speed in speeds]
-    for count, speed in zip(counts, raised, strict=True):
-        assert abs(count - total * speed / sum(raised)) < 1
+    exact = [total * speed / sum(raised) for speed in raised]
+    if min(exact) >= 2:
+        assert all(abs(count - share) < 1 for count, share in zip(counts, exact, strict=True))
+    if total > 1:
+        assert 1 not in counts  # BatchNorm has no use for a single row
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6))
 def test_every_row_of_a_step_has_one_rank(data, sizes):
     starts = [data.draw(st.integers(0, 100)) for _ in sizes]
@@ -39,6 +42,8 @@ def test_every_row_of_a_step_has_one_rank(data, sizes):
 
 def test_known_numbers():
     assert divide(64, [4, 4, 4, 1]) == [20, 20, 19, 5]
+    assert divide(8, [4, 4, 4, 1]) == [4, 2, 2, 0]
+    assert divide(2, [1, 1]) == [0, 2]
     assert hand_over([0, 10], [8, 8], [12, 4]) == [[(0, 0, 8), (1, 14, 18)], [(1, 10, 14)]]
 
 
@@ -47,3 +52,8 @@ def test_speeds_are_smoothed():
     assert first == [4.0, 1.0, pytest.approx(2.5)]  # the last has shown nothing yet
     assert smooth(first, [1.0, 1.0, 1.0], [8.0, 2.0, 0.0]) == [6.0, 1.5, 2.5]
     assert smooth(first, [0.0] * 3, [0.0] * 3) == first
+
+
+def test_speeds_that_differ_by_noise_alone_move_nothing():
+    assert smooth([1.0, 1.0], [1.0, 1.05], [10.0, 10.0]) == [pytest.approx(9.76, abs=0.01)] * 2
+    assert smooth([1.0, 1.0], [1.0, 1.2], [10.0, 10.0])[0] == 10.0

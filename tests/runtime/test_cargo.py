@@ -176,11 +176,11 @@ def test_from_which_size_on(settings, expected):
 def test_both_ways_in_a_run(spark, monkeypatch):
     monkeypatch.setattr(preflight, "CARGO_BYTES", LEAST_BYTES)
     carried = []
-    join = submission.join_parts
+    join = submission.join_pieces
     monkeypatch.setattr(
         submission,
-        "join_parts",
-        lambda parts: carried.extend(len(part[2]) for part in parts) or join(parts),
+        "join_pieces",
+        lambda pieces: carried.extend(len(piece[2]) for piece in pieces) or join(pieces),
     )
     weights = torch.rand(MANY)
     results = dml.run(lambda ctx: weights * (ctx.rank + 1), num_workers=2, spark=spark)

@@ -102,6 +102,7 @@ def test_a_killed_task_is_started_again_alone(spark):
     assert of_the_killed == [(0, "came"), (0, "lost"), (1, "came"), (1, "done")]
 
 
+@pytest.mark.slow
 def test_a_stopped_task_is_ended_and_started_again(spark):
     def body(ctx):
         if ctx.plan.role.name == "server":
@@ -114,6 +115,7 @@ def test_a_stopped_task_is_ended_and_started_again(spark):
     assert launch(spark, body, options, roles_of=serve_and_work) == [1, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gang", [False, True])
 def test_a_failure_for_good_ends_all_jobs(spark, gang):
     def body(ctx):

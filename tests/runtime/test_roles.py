@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.errors import DataError, WorkerError, WorkerLost
+from sparkdml.errors import DataError, SetupError, WorkerError, WorkerLost
 from sparkdml.runtime.endpoint import Endpoint
 from sparkdml.runtime.link import Link
-from sparkdml.runtime.plan import Plan
+from sparkdml.runtime.plan import Options, Plan
+from sparkdml.runtime.preflight import check_settings
 from sparkdml.runtime.roles import (
     Resources,
     Role,
@@ -22,6 +23,7 @@ from sparkdml.runtime.roles import (
     num_tasks,
     seat_in,
 )
+from sparkdml.runtime.slots import Slots
 
 WORKERS = Role("worker", 3)
 HELPERS = Role("helper", 2, reads="none")
@@ -233,3 +235,67 @@ def test_who_serves_is_told_of_the_end_even_if_it_comes_late(endpoint):
     for link in (early, late):
         link.done()
         link.close()
+
+
+# -- slots, asked of a cluster --------------------------------------------------------------------
+
+
+class FakeCluster:
+    """Four slots, and a note of what was asked for."""
+
+    def __init__(self, elastic=False):
+        self.elastic, self.asked = elastic, []
+
+    def setting(self, key):
+        return "true" if self.elastic and key == "spark.dynamicAllocation.enabled" else None
+
+    def task_profile(self, resources):
+        return None
+
+    def wait_for_slots(self, needed, resources, profile, timeout_seconds, who, gang):
+        self.asked.append((needed, who, gang))
+        return 4 if needed is None else needed
+
+    def wait_for_replacements(self, wanted, least, resources, profile, timeout_seconds):
+        self.asked.append((wanted, least))
+        return min(wanted, 3)
+
+
+def one_by_one(num_workers):
+    return [Role("worker", num_workers, gang=False, at_once=False)]
+
+
+@pytest.mark.parametrize(
+    ("roles_of", "num_workers", "count", "asked"),
+    [
+        (lambda n: [Role("worker", n)], 3, 3, [(3, None, True)]),
+        (lambda n: [Role("worker", n)], None, 4, [(None, None, True), (4, None, True)]),
+        (layered, None, 2, [(None, None, True), (3, "2 workers and 1 helper", True)]),
+        (one_by_one, 9, 9, [(1, "9 workers", False)]),
+    ],
+)
+def test_slots_for_all_roles(roles_of, num_workers, count, asked):
+    cluster = FakeCluster()
+    slots = Slots(cluster, Options(num_workers=num_workers), roles_of)
+    assert slots.wait() == count
+    assert cluster.asked == asked
+
+
+def test_under_dynamic_allocation_executors_come_with_the_work():
+    cluster = FakeCluster(elastic=True)
+    slots = Slots(cluster, Options(num_workers=9), one_by_one)
+    assert not slots.has_gang
+    assert not slots.has_open_wires
+    assert slots.wait() == 9
+    assert cluster.asked == []
+    check_settings({"spark.dynamicAllocation.enabled": "true"}, many=False, spools=True, gang=False)
+    with pytest.raises(SetupError, match="dynamicAllocation"):
+        check_settings({"spark.dynamicAllocation.enabled": "true"}, many=False, spools=True)
+
+
+def test_after_a_failure_fewer_workers_with_their_helpers():
+    cluster = FakeCluster()
+    slots = Slots(cluster, Options(num_workers=4, min_workers=1), layered)
+    assert slots.wait_again(4) == 2  # of 3 slots one is the helper's
+    assert cluster.asked == [(6, 2)]
+    assert Slots(cluster, Options(num_workers=9), one_by_one).wait_again(9) == 9

@@ -319,7 +319,7 @@ def test_no_rows(spark):
     [
         ({"fn": 3}, "fn must be a function"),
         ({"num_workers": 0}, "num_workers must be at least 1"),
-        ({"backend": "mpi"}, "backend must be one of"),
+        ({"backend": "pigeons"}, "backend must be one of"),
         ({"cpus_per_worker": 0}, "cpus_per_worker must be at least 1"),
         ({"gpus_per_worker": 2}, "gpus_per_worker must be 0 or 1"),
         ({"slot_timeout": -1}, "slot_timeout must be 0 or more"),

@@ -207,6 +207,15 @@ def test_a_table_that_is_there_is_not_sent_again() -> None:
         assert second.pull("wide", rows=[199]).wait().eq(0).all()
 
 
+def test_a_table_that_is_there_with_another_shape_is_refused() -> None:
+    with ServerCluster(2, num_workers=2, consistency=TAP()) as cluster:
+        first, second = cluster.client(0), cluster.client(1)
+        first.init("n", torch.zeros(30))
+        for other in (torch.zeros(31), torch.zeros(30, dtype=torch.float64), torch.zeros(5, 6)):
+            with pytest.raises(ParameterError, match="differs"):
+                second.init("n", other)
+
+
 def test_workers_who_all_left_wait_for_each_other_again() -> None:
     with ServerCluster(1, num_workers=2) as cluster:
         for _ in range(2):

@@ -91,8 +91,19 @@ def test_two_silent_servers_are_not_removed_at_once() -> None:
     group = started()
     group.pass_time(6, 0)
     assert len(group.view.servers) == 2
+    assert group.membership.failure is None
     group.pass_time(3, 0)
     assert set(group.view.servers) == {0}
+    answer = group.ask_worker("worker_join", 0)
+    assert "replication=2" in answer["failed"], "what only these two held is lost: it must be said"
+
+
+def test_one_loss_after_the_other_is_borne() -> None:
+    group = started()
+    group.membership.lost_server(2)
+    group.beat(0, 1, settled=group.view.generation)
+    group.membership.lost_server(1)
+    assert group.membership.failure is None
 
 
 def test_a_driver_that_slept_blames_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +32,10 @@ def raw() -> Any:
     context: Any = zmq.Context()
     made = []
 
-    def connect(address: str) -> Any:
+    def connect(address: str, word: bytes | None = None) -> Any:
         end = context.socket(zmq.DEALER)
+        if word is not None:
+            end.plain_username, end.plain_password = wire.USER, word
         end.connect(f"tcp://{address}")
         made.append(end)
         return end
@@ -48,11 +51,12 @@ def test_bad_frames_are_dropped_and_counted(raw: Any) -> None:
         client.init("n", torch.zeros(4))
         client.push("n", torch.ones(4)).wait()
         node = cluster.nodes[0]
-        table = client._tables["n"]
+        table = client._book.find("n").table
         member = cluster.membership.view.servers[0]
         push = Message(Kind.PUSH, [Entry(table.number, 0, number=1, values=torch.ones(4))])
         push.sender, push.receiver, push.number = 55, member.number, 1
-        stranger = raw(node.address)
+        word = cluster.config.key.word_for(member.number)
+        stranger = raw(node.address, word)  # who has overheard the word, and has no key
 
         good = [bytes(frame) for frame in encode(push, cluster.config.key)]
         for frames, reason in (
@@ -72,24 +76,36 @@ def test_bad_frames_are_dropped_and_counted(raw: Any) -> None:
 
         stranger.send_multipart(good)  # the first time it is a message like any other
         stranger.send_multipart(good)
-        raw(node.address).send_multipart(good)
+        raw(node.address, word).send_multipart(good)
         wait_until(lambda: node.stats.dropped["replay"] == 2)
         assert client.pull("n").wait().tolist() == [2.0] * 4
+
+
+def test_who_does_not_know_the_word_is_not_let_in(raw: Any) -> None:
+    with ServerCluster(1, consistency=TAP()) as cluster, cluster.client() as client:
+        node = cluster.nodes[0]
+        for word in (None, b"wrong", cluster.config.key.word_for(5)):
+            with contextlib.suppress(zmq.Again):  # the door was shut already
+                raw(node.address, word).send_multipart([b"x"] * 1000, zmq.NOBLOCK)
+        wait_until(lambda: node.stats.dropped["door"] >= 2)
+        client.init("n", torch.zeros(4))
+        assert set(node.stats.dropped) == {"door"}, "not one of the frames came through"
 
 
 def test_nonsense_from_someone_with_the_key_does_no_harm(raw: Any) -> None:
     with ServerCluster(1, consistency=TAP()) as cluster, cluster.client() as client:
         client.init("n", torch.zeros(4))
-        node, number = cluster.nodes[0], client._tables["n"].number
+        node, number = cluster.nodes[0], client._book.find("n").table.number
         member = cluster.membership.view.servers[0]
-        sender = raw(node.address)
+        sender = raw(node.address, cluster.config.key.word_for(member.number))
         nonsense = [
             Message(Kind.INIT, [Entry(1, 0)], text={"table": 5}),
             Message(Kind.INIT, [Entry(1, 0, values=torch.ones(2))], text={}, flags=1),
             Message(Kind.INSTALL, []),
             Message(Kind.INSTALL, [Entry(1, 0)], text={"table": None}, generation=1),
             Message(Kind.HELLO, []),
-            Message(Kind.CALL, [Entry(1, 0)]),
+            Message(Kind.PULL, [], flags=2),
+            Message(Kind.ANSWER, [Entry(1, 0)]),
             Message(Kind.REPLICATE, [Entry(number, 0, version=1)], generation=1),
             Message(Kind.PULL, [Entry(number, 0, rows=torch.tensor([9], dtype=torch.int32))]),
             Message(Kind.PUSH, [Entry(number, 0, number=1, values=torch.ones(3))]),
@@ -110,8 +126,8 @@ def test_values_that_are_not_finite_are_dropped_if_so_configured(bad: float) -> 
         client.push("n", torch.tensor([1.0, bad, 1.0, 1.0])).wait()
         client.push("n", torch.ones(4)).wait()
         assert client.pull("n").wait().tolist() == [1.0] * 4
-        assert client.stats.dropped["refused"] == 1
-        assert sum(node.stats.dropped["refused"] for node in cluster.nodes.values()) == 1
+        assert client.stats.dropped["not finite"] == 1
+        assert sum(node.stats.dropped["not finite"] for node in cluster.nodes.values()) == 1
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "*", "::"])
@@ -129,10 +145,12 @@ def test_a_frame_that_is_too_long_is_not_even_received(
     inbox = wire.Inbox(context, "127.0.0.1", key)
     try:
         address = f"127.0.0.1:{inbox.port}"
-        raw(address).send(b"x" * 100_000)
+        raw(address, key.word_for(inbox.own)).send(b"x" * 100_000)
         message = Message(Kind.HELLO, [Entry(0, 0)], sender=5, receiver=inbox.own, number=1)
-        raw(address).send_multipart([bytes(frame) for frame in encode(message, key)])
-        assert inbox.socket.poll(20_000)
+        sealed = [bytes(frame) for frame in encode(message, key)]
+        raw(address, key.word_for(inbox.own)).send_multipart(sealed)
+        while not inbox.socket.poll(10):
+            inbox.door.answer()
         received = inbox.receive()
         assert received is not None
         assert received.sender == 5

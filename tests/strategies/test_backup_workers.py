@@ -43,7 +43,7 @@ class Ranks:
         self.root.arrive(rank, step, gradient(2**rank, votes))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     size=st.integers(1, 5),
     backup=st.integers(0, 2),

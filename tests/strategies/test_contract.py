@@ -13,12 +13,14 @@ from sparkdml.compression.half import BF16, FP16
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.compression.top_k import TopK
+from sparkdml.server.consistency import BSP
 from sparkdml.server.optimizers import SGD
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.block_momentum import BlockMomentum
 from sparkdml.strategies.downpour import Downpour
 from sparkdml.strategies.easgd import EASGD
 from sparkdml.strategies.hogwild import Hogwild
+from sparkdml.strategies.hybrid import Hybrid
 from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.strategies.local_sgd import LocalSGD
 from sparkdml.strategies.parameter_server import ParameterServer
@@ -118,6 +120,18 @@ CASES = {
             (partial(LayeredSGD, 0), "group_size"),
             (partial(LayeredSGD, 2, backend="smoke signals"), "backend"),
             (partial(LayeredSGD, 2, bucket_bytes=0), "bucket_bytes"),
+        ],
+    ),
+    "Hybrid": Case(
+        partial(Hybrid, 2),
+        plain=partial(Hybrid, 2, consistency=BSP()),
+        plain_workers=3,
+        resumes_exactly=False,  # a checkpoint is taken at the end of an epoch, never within
+        train=train_served,
+        bad=[
+            (partial(Hybrid, 0), "group_size"),
+            (partial(Hybrid, backend="smoke signals"), "backend"),
+            (partial(Hybrid, num_servers=0), "num_servers"),
         ],
     ),
     "ParameterServer": Case(

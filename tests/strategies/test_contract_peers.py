@@ -19,7 +19,7 @@ class TestStrategies(StrategyContract):
                 (partial(Gossip, "star"), "graph"),
                 (partial(Gossip, degree=3), "degree"),
                 (partial(Gossip, "random", degree=1), "degree"),
-                (partial(Gossip, backend="mpi"), "backend"),
+                (partial(Gossip, backend="pigeons"), "backend"),
             ],
         ),
         "AdaptiveBalance": Case(
@@ -29,14 +29,17 @@ class TestStrategies(StrategyContract):
             resumes_exactly=False,  # speeds are measured, and additions ordered by them
             bad=[
                 (partial(AdaptiveBalance, every=0), "every"),
-                (partial(AdaptiveBalance, backend="mpi"), "backend"),
+                (partial(AdaptiveBalance, backend="pigeons"), "backend"),
             ],
         ),
         "ADPSGD": Case(
             partial(ADPSGD, every=4),
             rows_move=True,
             resumes_exactly=False,  # who trains on which rows depends on timing
-            bad=[(partial(ADPSGD, every=0), "every"), (partial(ADPSGD, backend="mpi"), "backend")],
+            bad=[
+                (partial(ADPSGD, every=0), "every"),
+                (partial(ADPSGD, backend="pigeons"), "backend"),
+            ],
         ),
         "BackupWorkers": Case(
             partial(BackupWorkers, backup=0),  # nobody is dropped: each row comes once
@@ -44,7 +47,7 @@ class TestStrategies(StrategyContract):
             bad=[
                 (partial(BackupWorkers, backup=-1), "backup"),
                 (partial(BackupWorkers, max_lag=0), "max_lag"),
-                (partial(BackupWorkers, backend="mpi"), "backend"),
+                (partial(BackupWorkers, backend="pigeons"), "backend"),
             ],
         ),
     }

@@ -8,12 +8,14 @@ from torch import nn
 
 from sparkdml.checkpoint.state import merge
 from sparkdml.errors import ParameterError
+from sparkdml.strategies.ad_psgd import ADPSGD
 from sparkdml.strategies.gossip import Gossip
 from sparkdml.strategies.mixing import edges_of, mixing_matrix
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.strategy_contract import assert_alike
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.callbacks import EMA, Callback
+from sparkdml.training.callbacks import EMA, Callback, GradientMonitor
+from sparkdml.training.job import TrainingJob
 from sparkdml.training.training import Schedule
 
 
@@ -153,3 +155,10 @@ def test_a_graph_that_does_not_fit_the_workers_is_refused_at_the_driver():
     with pytest.raises(ParameterError, match="no way leads from rank 0"):
         Gossip([(0, 1)]).roles(3)
     assert Gossip("random").roles(3)[0].count == 3
+
+
+@pytest.mark.parametrize("strategy", [Gossip(), ADPSGD()])
+def test_a_monitor_of_agreed_gradients_is_refused(strategy):
+    job = TrainingJob(digits_plan(), Schedule(1, 8), strategy, (GradientMonitor(),))
+    with pytest.raises(ParameterError, match="agree on no gradient"):
+        strategy.check(job)

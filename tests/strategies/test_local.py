@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.errors import ParameterError
-from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.easgd import EASGD
 from sparkdml.strategies.local_sgd import LocalSGD
 from sparkdml.testing.digits import cut, digits, digits_plan
@@ -163,7 +162,6 @@ def test_a_monitor_of_agreed_gradients_is_refused():
     with pytest.raises(ParameterError, match="workers agree on no gradient"):
         LocalSGD().check(SimpleNamespace(callbacks=[EMA(), GradientMonitor()]))
     LocalSGD().check(SimpleNamespace(callbacks=[EMA()]))
-    AllReduce().check(SimpleNamespace(callbacks=[GradientMonitor()]))
 
 
 def test_the_smallest_loss_scale_goes_on():

@@ -25,7 +25,7 @@ def connected_graphs(draw):
     return tree | set(more), size
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(connected_graphs())
 def test_doubly_stochastic_with_a_spectral_gap(graph):
     edges, size = graph

@@ -79,7 +79,7 @@ def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):
     # The step in which it was lost may be made once more, but no row is left out.
     assert [num_rows <= row["rows"] <= num_rows + 10 for row in told(model)] == [True, True]
     assert told(model)[1]["rows"] == num_rows
-    assert told(model)[-1]["val_loss"] == pytest.approx(told(expected)[-1]["val_loss"], rel=0.3)
+    assert told(model)[-1]["val_loss"] < 0.9  # of three classes, ln 3 by chance
 
 
 def test_a_killed_server_loses_nothing(rows, expected, tmp_path):
@@ -104,6 +104,12 @@ def test_a_killed_server_loses_nothing(rows, expected, tmp_path):
     model = fit(rows, Mortal())
     assert (tmp_path / "killed").exists()
     assert_alike(model, expected)
+
+
+def test_servers_take_part_in_checkpoints(rows, expected, tmp_path):
+    fit(rows, ParameterServer(), epochs=1, checkpoint=str(tmp_path))
+    model = fit(rows, ParameterServer(), checkpoint=str(tmp_path))
+    assert_alike(model, expected)  # with the momentum that the servers had
 
 
 def test_too_few_slots_name_the_roles(rows):

@@ -158,6 +158,21 @@ def test_rows_without_weight_are_refused():
         train_on_threads(LBFGS, make_plan(weight="w"), Schedule(1, 64), cut(rows, [500, 69]))
 
 
+def test_a_gradient_that_is_not_finite_is_said_to_be_so():
+    class Rooted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, x):
+            return torch.sqrt(self.weight) * x
+
+    rows = {"x": torch.ones(8, 1, dtype=torch.float64), "y": torch.zeros(8, dtype=torch.float64)}
+    plan = make_plan(model=Rooted, loss=nn.L1Loss())
+    with pytest.raises(DataError, match="root of zero"):
+        train_on_threads(LBFGS, plan, Schedule(1, 8), cut(rows, [5, 3]))
+
+
 @settings(deadline=None, max_examples=40)
 @given(num_pairs=st.integers(0, 6), size=st.integers(2, 9), seed=st.integers(0, 1000))
 def test_coefficients_equal_the_recursion_on_vectors(num_pairs, size, seed):

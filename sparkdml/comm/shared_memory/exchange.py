@@ -148,8 +148,6 @@ class Exchange:
         raise CommunicationError(f"ranks called different collectives: {calls}")
 
     def close(self) -> None:
-        self._views.clear()
-        self._places, self._sums = (), torch.empty(0)
         self._segment.close()
 
 

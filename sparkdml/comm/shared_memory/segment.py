@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_NAME = "sparkdml"  # for those who look into /proc
 _NONCE = struct.Struct("q")
 
 
@@ -42,7 +43,7 @@ class Segment:
     @classmethod
     def create(cls) -> tuple[Segment, Offer]:
         """Raises OSError, or AttributeError where the platform has no such files."""
-        fd = os.memfd_create("sparkdml", os.MFD_CLOEXEC)
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         nonce = _NONCE.unpack(secrets.token_bytes(_NONCE.size))[0]
         os.pwrite(fd, _NONCE.pack(nonce), 0)
         return cls(fd), Offer(os.getpid(), fd, nonce)
@@ -50,15 +51,15 @@ class Segment:
     @classmethod
     def open(cls, offer: Offer) -> Segment | None:
         """What a peer offers, or None where it is on another host or can't be opened."""
+        path = f"/proc/{offer.pid}/fd/{offer.fd}"
         try:
-            fd = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_RDWR | os.O_CLOEXEC)
+            # Another process may have that number here: nothing of it is opened.
+            if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
+                return None
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
-        try:
-            found = os.pread(fd, _NONCE.size, 0)
-        except OSError:  # not a file at all: another process has that number here
-            found = b""
-        if found != _NONCE.pack(offer.nonce):
+        if os.pread(fd, _NONCE.size, 0) != _NONCE.pack(offer.nonce):
             os.close(fd)
             return None
         return cls(fd)
@@ -77,7 +78,9 @@ class Segment:
         fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, seat)
 
     def has_left(self, seat: int) -> bool:
-        """Whether the process that sat there has ended, or has closed the segment."""
+        """Whether the process that sat there has ended or closed the segment; or this one has."""
+        if self._fd < 0:
+            return True
         try:
             # Shared, so that two that look at the same time don't take each other for the owner.
             fcntl.lockf(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, seat)
@@ -97,8 +100,7 @@ class Segment:
         return torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Leave the seat; the memory goes when the last tensor in it does. Twice is harmless."""
+        """Leave the seat. The memory goes with this object: a thread may still be at work in it."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self._memory = None
+            fd, self._fd = self._fd, -1
+            os.close(fd)

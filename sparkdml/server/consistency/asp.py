@@ -16,6 +16,7 @@ from sparkdml.server.consistency.base import Consistency
 
 @dataclass(frozen=True)
 class ASP(Consistency):
+    waits = False
     significance: float = 0.01
     decay: float = 0.0
 

@@ -21,6 +21,8 @@ class Consistency(ABC):
     aggregates = False
     # Whether the last push of a worker that is not waited for counts again where it has none.
     stands_in = False
+    # Whether a worker is ever made to wait for a slower one.
+    waits = True
     # Whether clients keep what they have read, to read it again.
     caches = False
 

@@ -9,5 +9,7 @@ from sparkdml.server.consistency.base import Consistency
 
 @dataclass(frozen=True)
 class TAP(Consistency):
+    waits = False
+
     def may_read(self, clock: int, slowest: int) -> bool:
         return True

@@ -1,0 +1,272 @@
+"""The communicator over MPI, for tensors on the CPU: mpi4py on Open MPI.
+
+An optional path, for clusters whose network MPI knows best. Spark starts the processes, so they are
+united one by one, by accepting and connecting (see `mpi_names`), which costs a round a rank when a
+run begins. All collectives are non-blocking ones that are waited for by looking. Open MPI tells
+nobody that a peer is gone: the ranks that wait for it hear the alarm, which the driver sounds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparkdml.comm import arguments
+from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
+from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
+from sparkdml.comm.composed import ComposedCommunicator
+from sparkdml.comm.environment import temporary_environment
+from sparkdml.comm.layout import to_words
+from sparkdml.comm.mpi_names import SERVER_KEY, open_mpi_settings, why_no_mpi
+from sparkdml.comm.torch_groups import connect_store
+from sparkdml.comm.traffic import Traffic
+from sparkdml.errors import CommunicationError, SetupError
+
+ARRIVAL_TIMEOUT_SECONDS = 120.0
+LONGEST_SLEEP = 0.001  # between two looks
+SPINS = 200  # looks without a sleep: a short message is there by then
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SERVER_SETTING = "OMPI_MCA_pmix_server_uri"
+_initialised_with: str | None = None  # MPI can be initialised but once in a process
+
+
+class MPIWork:
+    """An MPI request; its buffers stay alive until it is over."""
+
+    __slots__ = ("_alarm", "_buffers", "_mpi", "_request", "source")
+
+    def __init__(self, mpi: Any, request: Any, alarm: Alarm, *buffers: Any) -> None:
+        self._mpi, self._request, self._alarm, self._buffers = mpi, request, alarm, buffers
+        self.source = -1  # after `wait`: the rank that a message came from
+
+    def wait(self) -> None:
+        if self._request is None:
+            return
+        status = self._mpi.Status()
+        looks, looked = 0, time.monotonic()
+        try:
+            while not self._request.Test(status):
+                looks += 1
+                if looks > SPINS:
+                    time.sleep(min(LONGEST_SLEEP, 1e-5 * (looks - SPINS)))
+                if time.monotonic() - looked > LOOK_EVERY_SECONDS:
+                    self._alarm.check()
+                    looked = time.monotonic()
+        except self._mpi.Exception as error:
+            raise _failed(error, self._alarm) from error
+        self.source = status.Get_source()
+        self._request, self._buffers = None, ()
+
+
+class MPICommunicator(ComposedCommunicator):
+    """Made by `open`, or by `split`."""
+
+    native_dtypes = frozenset(
+        {torch.float32, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8}
+    )
+
+    def __init__(self, mpi: Any, comm: Any, alarm: Alarm) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._mpi, self._comm, self._alarm = mpi, comm, alarm
+        self._ops = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD}
+
+    @classmethod
+    def open(
+        cls, world: World, arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS
+    ) -> MPICommunicator:
+        """Initialise MPI, once in a process, and unite with the other ranks."""
+        if world.device != "cpu":
+            raise SetupError("backend='mpi' is for tensors on the CPU: choose backend='torch'")
+        store, alarm = connect_store(world, arrival_timeout_seconds)
+        driver: Any = store.underlying_store  # type: ignore[attr-defined]
+        if not driver.check([SERVER_KEY]):
+            raise SetupError("backend='mpi' needs a driver that serves it: Rendezvous.serve('mpi')")
+        server = driver.get(SERVER_KEY).decode()
+        mpi = _initialise(server, world.interface)
+        try:
+            return cls(mpi, _unite(mpi, store, world), alarm)
+        except mpi.Exception as error:
+            raise _failed(error, alarm) from error
+
+    def _begin(self, request: Any, *buffers: Any) -> MPIWork:
+        return MPIWork(self._mpi, request, self._alarm, *buffers)
+
+    def _start_allreduce(self, tensor: Tensor, op: ReduceOp) -> Work:
+        self._check_open()
+        target = tensor.numpy()
+        request = self._comm.Iallreduce(self._mpi.IN_PLACE, target, self._ops[op])
+        return self._begin(request, tensor, target)
+
+    def _broadcast_words(self, words: Tensor, root: int) -> None:
+        self._check_open()
+        self._begin(self._comm.Ibcast(_array(words), root), words).wait()
+
+    def _allgather_words(self, words: Tensor, counts: Sequence[int]) -> Tensor:
+        self._check_open()
+        gathered = words.new_empty(sum(counts))
+        request = self._comm.Iallgatherv(_array(words), [_array(gathered), list(counts)])
+        self._begin(request, words, gathered).wait()
+        return gathered
+
+    def _exchange_words(
+        self, words: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
+    ) -> Tensor:
+        self._check_open()
+        received = words.new_empty(sum(receive_counts))
+        request = self._comm.Ialltoallv(
+            [_array(words), list(send_counts)], [_array(received), list(receive_counts)]
+        )
+        self._begin(request, words, received).wait()
+        return received
+
+    def barrier(self) -> None:
+        self._check_open()
+        self._begin(self._comm.Ibarrier()).wait()
+
+    def _open_split(self, ranks: Sequence[int], color: int) -> MPICommunicator:
+        self.barrier()  # Split waits in silence: so everybody is there before it
+        part = self._comm.Split(color, list(ranks).index(self.rank))
+        return MPICommunicator(self._mpi, part, self._alarm)
+
+    @property
+    def point_to_point(self) -> PointToPoint:
+        self._check_open()
+        return MPIMessages(self._mpi, self._comm, self._alarm, self.traffic)
+
+    def check(self) -> None:
+        self._alarm.check()
+
+    def close(self) -> None:
+        if self._comm is None:
+            return
+        try:
+            self.barrier()  # who leaves first would cut off what others are still reading
+        except CommunicationError:
+            self.abort()
+            raise
+        self._comm = None  # freeing it is collective, and MPI goes on in this process
+
+    def abort(self) -> None:
+        if self._comm is None:
+            return
+        self._comm = None
+        self._alarm.sound(f"rank {self.rank} of {self.size} aborted")
+
+    def _check_open(self) -> None:
+        if self._comm is None:
+            raise CommunicationError("this communicator is closed")
+
+
+class MPIMessages:
+    """Point to point. Sender and receiver agree on dtype and shape."""
+
+    def __init__(self, mpi: Any, comm: Any, alarm: Alarm, traffic: Traffic) -> None:
+        self._mpi, self._comm, self._alarm, self._traffic = mpi, comm, alarm, traffic
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
+        self.isend(tensor, to, tag).wait()
+
+    def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
+        return self._receive(tensor, self._mpi.ANY_SOURCE if source is None else source, tag)
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        arguments.check_peer("to", to, self._comm.Get_rank(), self._comm.Get_size())
+        self._traffic.sent(tensor.nbytes)
+        words = to_words(tensor)
+        return MPIWork(self._mpi, self._comm.Isend(_array(words), to, tag), self._alarm, words)
+
+    def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        arguments.check_peer("source", source, self._comm.Get_rank(), self._comm.Get_size())
+        return _Receiving(self, tensor, source, tag)
+
+    def _receive(self, tensor: Tensor, source: int, tag: int) -> int:
+        work = _Receiving(self, tensor, source, tag)
+        work.wait()
+        return work.source
+
+    def start(self, words: Tensor, source: int, tag: int) -> MPIWork:
+        return MPIWork(self._mpi, self._comm.Irecv(_array(words), source, tag), self._alarm, words)
+
+
+class _Receiving:
+    """A message on its way into a buffer, and from there to where it belongs."""
+
+    def __init__(self, messages: MPIMessages, tensor: Tensor, source: int, tag: int) -> None:
+        self._target = tensor.detach()
+        self._buffer = self._target.contiguous()
+        self._work = messages.start(to_words(self._buffer), source, tag)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._buffer is not self._target:
+            self._target.copy_(self._buffer)
+
+    @property
+    def source(self) -> int:
+        return self._work.source
+
+
+def _array(words: Tensor) -> Any:
+    """As whole numbers of the same size: MPI has no half-precision type."""
+    return words.view(_WHOLE[words.dtype.itemsize]).numpy()
+
+
+def _initialise(server: str, interface: str | None) -> Any:
+    reason = why_no_mpi()
+    if reason is not None and "mpi4py" in reason:
+        raise SetupError(f"backend='mpi' can't be used: {reason} for the workers' Python")
+    global _initialised_with
+    if _initialised_with not in (None, server):
+        raise SetupError(
+            "MPI was initialised in this Python process by another driver, and can't be a second "
+            "time. Set spark.python.worker.reuse=false."
+        )
+    settings = {_SERVER_SETTING: server, **open_mpi_settings(interface)}
+    with temporary_environment({**settings, **_set_by_the_user(settings)}):
+        mpi = import_module("mpi4py.MPI")  # which initialises it
+    _initialised_with = server
+    return mpi
+
+
+def _set_by_the_user(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in settings if name in os.environ}
+
+
+def _unite(mpi: Any, store: Any, world: World) -> Any:
+    """One communicator of all ranks: rank 0 opens a port, the others join in their order."""
+    comm = mpi.COMM_SELF
+    wait = timedelta(seconds=ARRIVAL_TIMEOUT_SECONDS)
+    if world.rank == 0:
+        port = mpi.Open_port()
+        store.set("mpi/port", port)
+    for newcomer in range(1, world.size):
+        if newcomer < world.rank:
+            continue
+        if newcomer == world.rank:
+            store.wait([f"mpi/turn/{newcomer}"], wait)
+            port = store.get("mpi/port").decode()
+            comm = mpi.COMM_SELF.Connect(port).Merge(high=True)
+            continue
+        if world.rank == 0:
+            store.set(f"mpi/turn/{newcomer}", "now")
+        # Only rank 0's port counts: the others come along.
+        comm = comm.Accept(port).Merge(high=False)
+    if world.rank == 0:
+        mpi.Close_port(port)
+    return comm
+
+
+def _failed(error: Any, alarm: Alarm) -> CommunicationError:
+    """MPI's error as ours, to be raised; the other ranks are told at once."""
+    first_line = str(error).partition("\n")[0]
+    failure = CommunicationError(f"MPI failed; a peer is probably gone: {first_line}")
+    alarm.sound(str(failure))
+    return failure

@@ -1,0 +1,237 @@
+"""The server's counter, where workers push, pull and make tables.
+
+A push is acknowledged once every replica has it; a read is answered once the clock allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sparkdml.server.config import ServerConfig
+from sparkdml.server.consistency.base import Clocks
+from sparkdml.server.frames import (
+    CREATE,
+    HALF,
+    PROBE,
+    PUSH,
+    ROWS_NAMED,
+    SET_UPDATER,
+    SKIP,
+    WHOLE,
+    Entry,
+    Message,
+    Status,
+)
+from sparkdml.server.keys import Key, Table
+from sparkdml.server.optimizers import updater_from
+from sparkdml.server.replicator import Replicator
+from sparkdml.server.row_cache import RowCache
+from sparkdml.server.shard import Shard
+from sparkdml.server.stats import NodeStats
+
+Text = dict[str, Any] | None
+Send = Callable[[Message, list[Entry], Text], None]  # the question, and the answer to it
+
+
+class _Answer:
+    """Gathers what became of a message's entries, and goes when the last one is decided."""
+
+    def __init__(self, message: Message, send: Send) -> None:
+        self.message = message
+        self.entries = [
+            Entry(entry.table, entry.part, number=entry.number) for entry in message.entries
+        ]
+        self._open = len(self.entries)
+        self._send = send
+
+    def decide(self, index: int, status: Status) -> None:
+        self.entries[index].status = status
+        self._open -= 1
+        if not self._open:
+            self._send(self.message, self.entries, None)
+
+    def decide_all(self, status: Status) -> None:
+        for index in range(len(self.entries)):
+            self.decide(index, status)
+
+
+class Counter:
+    """Belongs to a node, and runs on its thread."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        shards: dict[Key, Shard],
+        clocks: Clocks,
+        replicator: Replicator,
+        stats: NodeStats,
+        send: Send,
+    ) -> None:
+        self._config, self._shards, self._clocks = config, shards, clocks
+        self._replicator, self._stats, self._send = replicator, stats, send
+        self._keep = config.consistency.aggregates
+        self._stand_in = config.consistency.stands_in
+        self._rows = RowCache()
+        self._reads: list[Message] = []  # those that wait for the clock
+
+    def pull(self, message: Message) -> None:
+        """Answer a read, now or when the clock allows it."""
+        if not self._pull(message):
+            self._reads.append(message)
+            self._stats.longest_queue = max(self._stats.longest_queue, len(self._reads))
+
+    def waiting_reads(self) -> list[Message]:
+        """Those that waited for the clock: to be tried again."""
+        waiting, self._reads = self._reads, []
+        return waiting
+
+    def find_rows(self, message: Message) -> None:
+        """Put back the rows that were named by a signature, and remember those that were sent."""
+        for entry in message.entries:
+            entry.status = Status.OK
+            if entry.flags & ROWS_NAMED:
+                entry.rows = self._rows.find(message.sender, entry.key, entry.session)
+                if entry.rows is None:
+                    entry.status = Status.ROWS_UNKNOWN
+                else:
+                    self._stats.rows_named += 1
+            elif entry.rows is not None and entry.session:
+                self._rows.keep(message.sender, entry.key, entry.session, entry.rows)
+
+    def _find(self, entry: Entry) -> Shard | Status:
+        if not self._replicator.is_primary(entry.key):
+            return Status.MOVED
+        if entry.status:
+            return Status(entry.status)
+        return self._shards.get(entry.key) or Status.UNKNOWN
+
+    def push(self, message: Message) -> None:
+        answer = _Answer(message, self._send)
+        for index, entry in enumerate(message.entries):
+            entry.session, entry.clock = message.sender, message.clock
+            shard = self._find(entry)
+            if not isinstance(shard, Shard):
+                answer.decide(index, shard)
+                continue
+            status = shard.check(entry, self._config.finite_only)
+            safe = self._when_safe(answer, index, status)
+            if status is Status.GAP:
+                answer.decide(index, status)
+            elif entry.number <= shard.applied.get(entry.session, 0):
+                self._stats.repeated += 1
+                # The first time it may not be safe yet.
+                self._replicator.wait(entry.key, shard.version, safe)
+            else:
+                before = shard.generation
+                entry.flags = PUSH if status is Status.OK else SKIP
+                if status is Status.OK:
+                    shard.take(shard.push_from(entry), self._keep, self._stand_in)
+                else:
+                    self._stats.dropped[status.name.lower().replace("_", " ")] += 1
+                    shard.skip(entry.session, entry.number)
+                    entry.rows = entry.values = None
+                self._replicator.changed(shard, entry, before, safe)
+
+    def _when_safe(
+        self, answer: _Answer, index: int, pushed: Status | None
+    ) -> Callable[[bool], None]:
+        """Decide an entry once its change is at all replicas; `pushed`: what became of a push."""
+
+        def decide(is_safe: bool) -> None:
+            self._stats.pushes += is_safe and pushed is Status.OK
+            answer.decide(index, (pushed or Status.OK) if is_safe else Status.MOVED)
+
+        return decide
+
+    def _pull(self, message: Message) -> bool:
+        """Answer a read, if the clock allows it; whether it did."""
+        clock, slowest = message.clock, self._clocks.slowest
+        if not self._config.consistency.may_read(clock, slowest):
+            return False
+        found = [self._find(entry) for entry in message.entries]
+        if self._keep and any(isinstance(s, Shard) and s.stepped < clock for s in found):
+            return False
+        answer = _Answer(message, self._send)
+        if message.flags & WHOLE:
+            self._send_whole(message, found[0])
+            return True
+        for index, (entry, shard) in enumerate(zip(message.entries, found, strict=True)):
+            if not isinstance(shard, Shard):
+                answer.decide(index, shard)
+            elif entry.number > shard.applied.get(message.sender, 0):
+                answer.decide(index, Status.GAP)
+            elif (
+                entry.rows is not None
+                and len(entry.rows)
+                and not (int(entry.rows.min()) >= 0 and int(entry.rows.max()) < len(shard.values))
+            ):
+                answer.decide(index, Status.REFUSED)
+            else:
+                values = (
+                    shard.values.clone()  # it may change before it is sent
+                    if entry.rows is None
+                    else shard.values[entry.rows.to(torch.int64)]
+                )
+                if message.flags & HALF and values.dtype.is_floating_point:
+                    values = values.half()
+                answer.entries[index].values = values.reshape(-1)
+                self._stats.pulls += 1
+                answer.decide(index, Status.OK)
+        return True
+
+    def _send_whole(self, message: Message, shard: Shard | Status) -> None:
+        """A part with all that belongs to it, for a checkpoint."""
+        if isinstance(shard, Shard):
+            text, entries = shard.to_parts()
+        else:
+            asked = message.entries[0]
+            text, entries = {}, [Entry(asked.table, asked.part, status=shard)]
+        self._send(message, entries, text)
+
+    def init(self, message: Message) -> None:
+        answer = _Answer(message, self._send)
+        if message.flags == PROBE:
+            for index, entry in enumerate(message.entries):
+                shard = self._find(entry)
+                if isinstance(shard, Shard) and shard.table.layout != entry.version:
+                    answer.decide(index, Status.REFUSED)
+                elif isinstance(shard, Shard):
+                    safe = self._when_safe(answer, index, None)
+                    self._replicator.wait(entry.key, shard.version, safe)
+                else:
+                    answer.decide(index, shard)
+            return
+        entry = message.entries[0]
+        shard = self._find(entry)
+        safe = self._when_done(answer)
+        text = message.text or {}
+        if message.flags == CREATE and isinstance(shard, Shard):
+            self._replicator.wait(entry.key, shard.version, safe)
+        elif message.flags == SET_UPDATER and isinstance(shard, Shard):
+            shard.set_updater(updater_from(text["updater"]))
+            self._replicator.created(entry.key, safe)
+        elif shard is Status.MOVED or message.flags == SET_UPDATER:
+            assert isinstance(shard, Status)
+            answer.decide_all(shard)
+        else:
+            if message.flags == CREATE:
+                if entry.values is None:
+                    raise ValueError("a part without values")
+                table = Table.from_dict(text["table"])
+                new = Shard.new(table, entry.part, updater_from(text["updater"]), entry.values)
+            else:
+                new = Shard.from_parts(text, message.entries)
+                if isinstance(shard, Shard):  # who pushed what is older than the snapshot
+                    new.applied, new.version = shard.applied, shard.version + 1
+            new.stepped = self._clocks.slowest
+            self._shards[entry.key] = new
+            self._replicator.created(entry.key, safe)
+
+    def _when_done(self, answer: _Answer) -> Callable[[bool], None]:
+        def decide(is_safe: bool) -> None:
+            answer.decide_all(Status.OK if is_safe else Status.MOVED)
+
+        return decide

@@ -1,0 +1,223 @@
+"""Allreduce inside groups, a parameter server between them: few clients, and no group waits more
+than the consistency model asks it to.
+
+The workers of a group add their gradients up by their communicator, as one large worker; one of
+them pushes the sum and gives what it pulls to the others. Fewer workers run apart, so updates are
+less stale, and a slow host holds up its own group alone. Workers are a gang, since a collective
+needs all of a group. (Mamidala et al. 2018, "MXNET-MPI", arXiv 1801.03855.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.errors import NonFiniteLoss, ParameterError
+from sparkdml.runtime.roles import Role
+from sparkdml.server.client import WorkerClient
+from sparkdml.server.consistency import TAP, Consistency
+from sparkdml.server.optimizers import Updater
+from sparkdml.strategies.allreduce import BACKENDS
+from sparkdml.strategies.layered_sgd import group_workers
+from sparkdml.strategies.parameter_server import ParameterServer
+from sparkdml.strategies.updaters import updater_of
+from sparkdml.training.optimizers import ONLY
+from sparkdml.training.totals import Totals
+
+if TYPE_CHECKING:
+    from sparkdml.training.epoch import Epoch
+    from sparkdml.training.training import Training
+
+VALUES = "values"
+BUCKET_BYTES = 8 << 20
+FIRST = 0  # of a group: the one that speaks to the servers
+
+
+class Hybrid(ParameterServer):
+    """Add gradients up inside groups of workers, and go through servers between the groups.
+
+    Epochs end together. A checkpoint is taken at the end of an epoch, never within.
+
+    Args:
+        group_size: how many workers act as one. Workers of one host stay together.
+        backend: of the groups' communicator: "horovod", "torch", or "auto".
+        num_servers, consistency, replication, updater, encrypted, timeout_seconds: as for
+            `ParameterServer`; groups are what may run apart. By default they never wait.
+    """
+
+    def __init__(
+        self,
+        group_size: int = 2,
+        num_servers: int = 2,
+        consistency: Consistency | None = None,
+        replication: int = 2,
+        updater: Updater | None = None,
+        encrypted: bool | None = None,
+        timeout_seconds: float = 60.0,
+        backend: str = "auto",
+    ) -> None:
+        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+            raise ParameterError("group_size", group_size, "a whole number of at least 1")
+        if backend not in BACKENDS:
+            raise ParameterError("backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
+        super().__init__(
+            num_servers,
+            TAP() if consistency is None else consistency,
+            replication,
+            updater,
+            encrypted,
+            timeout_seconds=timeout_seconds,
+        )
+        self.group_size, self.backend = group_size, backend
+
+    def roles(self, num_workers: int) -> list[Role]:
+        servers = super().roles(num_workers)[1:]
+        return [Role("worker", num_workers), *servers]
+
+    def run(self, role: str, training: Training) -> None:
+        if role == "server":
+            super().run(role, training)
+            return
+        self._hybrid = HybridTraining(self, training)
+        self._hybrid.run()
+
+    def state(self) -> State:
+        client = self._hybrid.client
+        if self._hybrid.training.ctx.rank or client is None:
+            return {}
+        return {"tables": Entry(dict(client.snapshot()))}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_hybrid"}
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"(group_size={self.group_size}, ", 1)
+
+
+class HybridTraining:
+    """One worker's run. Only the first of each group has a client."""
+
+    def __init__(self, strategy: Hybrid, training: Training) -> None:
+        self.strategy, self.training, self.task = strategy, training, training.task
+        ctx = self.ctx = training.ctx
+        groups = group_workers(ctx.world.hosts, strategy.group_size)
+        self.group = ctx.comm.split(groups[ctx.rank])
+        self.members = [rank for rank, group in enumerate(groups) if group == groups[ctx.rank]]
+        self.updater = strategy.updater or updater_of(self.task.optimizers[ONLY])
+        self.initial = self.task.params.values.detach().cpu().clone()
+        self.pulled = torch.empty_like(self.initial)
+        self.buckets = self.task.params.buckets(BUCKET_BYTES)
+        self.client: WorkerClient | None = None
+        self._stats = torch.zeros(len(self.task.params.stats), dtype=torch.float64)
+
+    def run(self) -> None:
+        training, task = self.training, self.task
+        self._join()
+        try:
+            for epoch in training.epochs():
+                self._start()
+                for batch in epoch:
+                    task.grad(batch)
+                    training.clock.lap("compute")
+                    for bucket in self.buckets:
+                        self.group.allreduce_(bucket.tensor)
+                    totals = task.totals()
+                    if not totals.rows or not self._step(epoch, totals):
+                        break
+                self._end(epoch)
+            self._leave()
+        except BaseException:
+            if self.client is not None:
+                self.client.abort()
+            raise
+
+    def _step(self, epoch: Epoch, totals: Totals) -> bool:
+        """With the group's sums; False if one of the group wants to end the run."""
+        training = self.training
+        if not math.isfinite(totals.loss):
+            self._not_finite(epoch, totals.loss)
+        if self.client is not None:
+            self._stats += self.task.params.stats.double().cpu()
+            self._follow_learning_rate(self.client)
+            self.client.push(VALUES, self.task.params.grads, weight=totals.weight).wait()
+            self.client.clock()
+        self._fetch()
+        training.clock.lap("communication")
+        training.spans.lap("communication")
+        epoch.count(replace(totals, wishes=0.0, objections=0.0, stops=0.0))
+        epoch.tick()
+        return not totals.stops
+
+    def _fetch(self) -> None:
+        values = self.task.params.values
+        if self.client is not None:
+            values.copy_(self.client.pull(VALUES, out=self.pulled).wait())
+        self.group.broadcast_(values, FIRST)
+
+    def _follow_learning_rate(self, client: WorkerClient) -> None:
+        """A schedule sets it at the worker; the first worker tells the servers."""
+        if self.strategy.updater is not None or self.ctx.rank:
+            return
+        updater = updater_of(self.task.optimizers[ONLY])
+        if updater != self.updater:
+            self.updater = updater
+            client.set_optimizer(updater, [VALUES])
+
+    # -- an epoch -------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """From one model, that of a checkpoint if there is one."""
+        if self.strategy.snapshot is not None:
+            if self.client is not None and not self.ctx.rank:
+                self.client.restore(self.strategy.snapshot)
+            self.strategy.snapshot = None
+        self.ctx.comm.barrier()  # every group's client is there, so that their clocks begin alike
+        self._fetch()
+        self._stats.zero_()
+
+    def _end(self, epoch: Epoch) -> None:
+        """Everybody's totals, and the model that all groups have come to."""
+        self._leave()  # the other groups no longer wait for this one's clock
+        stats = self._stats.to(self.ctx.device)
+        stats = self.ctx.comm.allreduce_(stats)  # and all groups are done
+        steps = torch.tensor([epoch.steps, self.training.step], device=self.ctx.device)
+        steps = self.ctx.comm.allreduce_(steps, "max")
+        self._join()
+        self._fetch()
+        totals = self.task.forward.totals(stats)
+        epoch.steps, self.training.step = (int(value) for value in steps)
+        epoch.totals = replace(totals, wishes=0.0, objections=0.0, stops=0.0)
+        wish = torch.tensor([float(self.training.stop_request is not None)]).to(self.ctx.device)
+        if self.ctx.comm.allreduce_(wish).item():
+            self.training.interrupt()
+
+    def _not_finite(self, epoch: Epoch, loss: float) -> None:
+        own = self.task.forward.last_loss
+        mine = torch.tensor([0.0 if own is None else float(own)], device=self.ctx.device)
+        losses = torch.cat(self.group.allgather(mine)).tolist()
+        place = next((p for p, value in enumerate(losses) if not math.isfinite(value)), 0)
+        raise NonFiniteLoss(loss, epoch.number + 1, self.training.step + 1, self.members[place])
+
+    # -- the servers ----------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        if self.group.rank != FIRST:
+            return
+        client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)
+        try:
+            client.init(VALUES, self.initial, updater=self.updater)
+        except BaseException:
+            client.abort()
+            raise
+        self.client = client
+
+    def _leave(self) -> None:
+        if self.client is not None:
+            self.ctx.event("client", **self.client.stats.to_dict())
+            self.ctx.traffic.sent(self.client.stats.bytes_pushed, self.client.stats.pushes)
+            self.client.close()
+            self.client = None

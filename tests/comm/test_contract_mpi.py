@@ -1,0 +1,82 @@
+"""The contract over MPI, where mpi4py and Open MPI are installed; its ranks are real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sparkdml.comm.base import Communicator
+from sparkdml.comm.mpi_names import why_no_mpi
+from sparkdml.errors import CommunicationError
+from sparkdml.testing.communicator_contract import CommunicatorContract, OnEveryRank
+from sparkdml.testing.rank_processes import RankProcesses
+
+pytestmark = pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi()))
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """In place of the suite's: the processes, and the stores that they meet in, outlive a test."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def root_may_run_it() -> Iterator[None]:
+    """Containers often have no other user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        patch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def processes(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
+    with RankProcesses("mpi", request.param) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("processes", [2, 3], indirect=True)
+class TestMPI(CommunicatorContract):
+    @pytest.fixture
+    def on_every_rank(self, processes: RankProcesses) -> OnEveryRank:
+        return processes.run
+
+
+def allreduce_for_ever(comm: Communicator) -> None:
+    while True:
+        comm.allreduce_(torch.ones(1000))
+
+
+def seconds_until_it_fails(comm: Communicator, victim: int, is_killed: bool) -> float | None:
+    comm.allreduce_(torch.ones(1000))
+    if comm.rank == victim and is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank == victim:
+        comm.abort()
+        return None
+    began = time.monotonic()
+    with pytest.raises(CommunicationError):
+        allreduce_for_ever(comm)
+    return time.monotonic() - began
+
+
+def test_a_rank_that_aborts_releases_the_others() -> None:
+    with RankProcesses("mpi", 3, patience_seconds=10) as ranks:
+        first, nothing, last = ranks.run(seconds_until_it_fails, 1, False)
+    assert nothing is None
+    assert max(first, last) < 10
+
+
+def test_the_drivers_alarm_releases_those_who_wait_for_the_dead() -> None:
+    with RankProcesses("mpi", 3, patience_seconds=10) as ranks:
+        ranks.begin(seconds_until_it_fails, 2, True)
+        _, died = ranks.finish([2])
+        ranks.rendezvous.sound_alarm("rank 2 was lost")
+        results, errors = ranks.finish([0, 1])
+    assert "ended with -9" in died[2]
+    assert not errors
+    assert sorted(results) == [0, 1]
