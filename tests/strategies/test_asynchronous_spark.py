@@ -34,4 +34,4 @@ def test_it_trains_on_every_row(spark, strategy):
         verbose=0,
     ).fit(frame)
     assert [row["rows"] for row in fitted.history] == [400.0] * 4
-    assert fitted.history[-1]["loss"] < 0.5
+    assert fitted.history[-1]["loss"] < 1.0  # of 2.3 in the beginning
