@@ -220,4 +220,4 @@ def test_the_jvm_keeps_no_thread_for_each_operation(spark: SparkSession, tmp_pat
         before = jvm.java.lang.Thread.activeCount()
         for _ in range(30):
             assert store.read("state") == b"x"
-        until(lambda: jvm.java.lang.Thread.activeCount() < before + 10)
+        until(lambda: jvm.java.lang.Thread.activeCount() < before + 10, seconds=30)
