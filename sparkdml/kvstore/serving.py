@@ -28,7 +28,6 @@ from sparkdml.server.membership import Membership
 from sparkdml.server.merging import MergingClient
 from sparkdml.server.node import ServerNode, serve
 from sparkdml.server.seal import JobKey
-from sparkdml.strategies.parameter_server import job_key
 
 Result = TypeVar("Result")
 
@@ -87,7 +86,7 @@ class WithStore(Generic[Result]):
 
     def __call__(self, ctx: Context) -> Result:
         encrypted = ctx.plan.must_encrypt if self._encrypted is None else self._encrypted
-        config = self._config(job_key(ctx.plan.secret, encrypted), ctx.size)
+        config = self._config(JobKey.derive(ctx.plan.secret, encrypted), ctx.size)
         opened = _merged_client(ctx, config) if self._merge_hosts else _own_client(ctx, config)
         with _serving(ctx, config):
             with opened as client, KVStore(client, ctx.size, ctx.rank) as store:

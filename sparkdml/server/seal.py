@@ -40,6 +40,19 @@ class JobKey:
         public, secret = zmq.curve_keypair()
         return cls(secrets.token_bytes(32), public, secret)
 
+    @classmethod
+    def derive(cls, secret: bytes, encrypted: bool = False) -> JobKey:
+        """The same key in every task of a run, made of what only they know."""
+        own = hashlib.blake2b(secret, digest_size=32, person=b"sparkdml-tag").digest()
+        if not encrypted:
+            return cls(own)
+        import zmq
+        from zmq.utils import z85
+
+        curve = hashlib.blake2b(secret, digest_size=32, person=b"sparkdml-curve").digest()
+        encoded = z85.encode(curve)
+        return cls(own, zmq.curve_public(encoded), encoded)
+
     @property
     def encrypted(self) -> bool:
         return self.curve_public is not None

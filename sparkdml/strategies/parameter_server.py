@@ -8,7 +8,6 @@ when is the consistency model's (Li et al. 2014, OSDI; Ho et al. 2013; Hsieh et 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +156,7 @@ class ParameterServer(Strategy):
     def config(self, ctx: Context) -> ServerConfig:
         """In a task: the key is known to this run's tasks alone."""
         encrypted = ctx.plan.must_encrypt if self.encrypted is None else self.encrypted
-        return self._config(job_key(ctx.plan.secret, encrypted))
+        return self._config(JobKey.derive(ctx.plan.secret, encrypted))
 
     def _config(self, key: JobKey) -> ServerConfig:
         return ServerConfig(
@@ -248,15 +247,3 @@ class ServerDesk:
         if outcome != "done":
             lose = self.membership.lost_server if peer.role == "server" else None
             (lose or self.membership.lost_worker)(peer.rank)
-
-
-def job_key(secret: bytes, encrypted: bool) -> JobKey:
-    """The same key in every task of a run, made of what only they know."""
-    own = hashlib.blake2b(secret, digest_size=32, person=b"sparkdml-tag").digest()
-    if not encrypted:
-        return JobKey(own)
-    import zmq
-    from zmq.utils import z85
-
-    curve = z85.encode(hashlib.blake2b(secret, digest_size=32, person=b"sparkdml-curve").digest())
-    return JobKey(own, zmq.curve_public(curve), curve)

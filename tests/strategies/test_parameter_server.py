@@ -11,7 +11,7 @@ from sparkdml.server.consistency import ASP, BSP, SSP, TAP
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.hybrid import Hybrid
 from sparkdml.strategies.layered_sgd import group_workers, make_groups
-from sparkdml.strategies.parameter_server import ParameterServer, job_key
+from sparkdml.strategies.parameter_server import ParameterServer
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.testing.digits import (
     combined_batches,
@@ -234,13 +234,6 @@ def test_one_worker_with_one_server_whose_wire_is_encrypted():
 def test_optimizers_that_servers_do_not_have(optimizer, word):
     with pytest.raises(ParameterError, match=word):
         updater_of(optimizer([torch.nn.Parameter(torch.zeros(2))]))
-
-
-def test_the_key_is_the_same_for_all_tasks_of_a_run_and_for_no_other():
-    assert job_key(b"a", encrypted=True) == job_key(b"a", encrypted=True)
-    assert job_key(b"a", encrypted=False).secret == job_key(b"a", encrypted=True).secret
-    assert job_key(b"a", encrypted=True).curve_public != job_key(b"b", encrypted=True).curve_public
-    assert job_key(b"a", encrypted=False).curve_public is None
 
 
 # -- groups ---------------------------------------------------------------------------------------
