@@ -71,6 +71,11 @@ class Case:
     train: Callable[..., list[Training]] = train_on_threads
 
 
+def slowly(value: Any) -> Any:
+    """More of the same, for those who have the time: `pytest -m slow`."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 def assert_alike(trainings: Sequence[Training], expected: nn.Module, **tolerance: Any) -> None:
     theirs = expected.state_dict()
     for training in trainings:
@@ -101,7 +106,7 @@ class StrategyContract:
         reference = train_alone(digits_plan(lr=0.1 * case.plain_lr), batches)
         assert_alike(trainings, reference, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("num_workers", [2, 3, 4])
+    @pytest.mark.parametrize("num_workers", [slowly(2), 3, slowly(4)])
     def test_workers_learn_together(self, case: Case, num_workers: int) -> None:
         rows = digits(400)
         parts = cut(rows, [400 // num_workers] * num_workers)
@@ -115,7 +120,7 @@ class StrategyContract:
 
     # -- rows -----------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("sizes", [[37, 5, 0, 64], [0, 21], [6]])
+    @pytest.mark.parametrize("sizes", [[37, 5, 0, 64], slowly([0, 21]), [6]])
     def test_uneven_parts_and_ranks_without_rows(self, case: Case, sizes: list[int]) -> None:
         parts = cut(digits(200), sizes)
         # Where rows move, a rank's share may be one row, of which BatchNorm makes nothing.
@@ -140,7 +145,7 @@ class StrategyContract:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("num_workers", [1, 3])
+    @pytest.mark.parametrize("num_workers", [slowly(1), 3])
     def test_a_resumed_run_is_the_uninterrupted_one(self, case: Case, num_workers: int) -> None:
         if not case.resumes_exactly:
             pytest.skip("it promises no exact resumption")
@@ -168,7 +173,7 @@ class StrategyContract:
                 assert _told(ours) == _told(theirs)
                 assert_alike([ours], theirs.task.module, rtol=0, atol=0)
 
-    @pytest.mark.parametrize("sizes", [[66, 66], [132], [40, 0, 40, 52]])
+    @pytest.mark.parametrize("sizes", [slowly([66, 66]), slowly([132]), [40, 0, 40, 52]])
     def test_other_numbers_of_workers_go_on(self, case: Case, sizes: list[int]) -> None:
         plan, kept = digits_plan(lr=0.1, momentum=0.5), MemoryCheckpoints(every=3)
         rows = digits(132)

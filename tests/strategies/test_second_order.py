@@ -26,6 +26,7 @@ from sparkdml.testing.strategy_contract import (
     FailsAt,
     StrategyContract,
     assert_alike,
+    slowly,
 )
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import GradientMonitor, LearningRateSchedule
@@ -295,7 +296,7 @@ class TestContract(StrategyContract):
         losses = [row["loss"] for row in first.history]
         assert losses == sorted(losses, reverse=True)
 
-    @pytest.mark.parametrize("num_workers", [1, 3])
+    @pytest.mark.parametrize("num_workers", [slowly(1), 3])
     def test_a_resumed_run_is_the_uninterrupted_one(self, case, num_workers):
         parts = cut(digits(220), [70 + 4 * rank for rank in range(num_workers)])
         plan = digits_plan(model=make_normed_reader)
