@@ -24,8 +24,8 @@ from sparkdml.comm.shared_memory.signals import Signals
 from sparkdml.errors import CommunicationError
 
 # Long tensors go in chunks of this size, which stay in a core's own cache between the copy and the
-# sum. Measured with 10 M floats between 2 ranks: 128 kB to 4 MB differ little, and a smaller one
-# takes more meetings.
+# sum. With 10 M floats between 2 ranks, 128 kB to 4 MB differed by less than the noise of a busy
+# machine; a smaller one takes more meetings.
 CHUNK_BYTES = 512 << 10
 # From here on a tensor is added up in parts, where there are three ranks or more.
 PARTS_BYTES = 64 << 10

@@ -1,11 +1,14 @@
 """Which topology is the fastest, by message size, number of ranks and hosts: `topology="auto"`.
 
-Inside one host, memory is the fastest at every size that was measured. Between hosts with one rank
-each, the table below says up to which size a tree of our own messages is faster than what the
-backend does. It was measured at 4 kB, 48 kB, 400 kB, 4 MB and 40 MB over loopback sockets, not over
-a real network, on 2 cores that had other work too (torch 2.13's gloo and Horovod 0.28.1 on Gloo,
-2026-11-17): so it says what the software costs for each message, which is what short tensors pay
-for. `benchmarks/collectives.py` measures it anew.
+Inside one host memory is taken at every size: between two ranks it was the fastest at all that
+were measured. With more ranks than cores it need not be: 4 ranks on 2 busy cores took 135 ms by
+memory and 113 ms by gloo for 40 MB in one run, to be measured anew where nothing else runs.
+
+Between hosts with one rank each, the table below says up to which size a tree of our own messages
+is faster than what the backend does. It was measured at 4 kB, 48 kB, 400 kB, 4 MB and 40 MB over
+loopback sockets, not over a real network, on 2 cores that had other work too (torch 2.13's gloo and
+Horovod 0.28.1 on Gloo, 2026-11-17): so it says what the software costs for each message, which is
+what short tensors pay for. `benchmarks/collectives.py` measures it.
 """
 
 from __future__ import annotations
