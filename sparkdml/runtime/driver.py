@@ -104,7 +104,7 @@ def launch(
             options.replacement_seconds,
         )
     finally:
-        spools.remove_left(spark)
+        spools.remove_left(spark, cluster.shares_disks)
 
 
 def _workers_alone(reads: Literal["none", "shards"], num_workers: int) -> list[Role]:

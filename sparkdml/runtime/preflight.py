@@ -39,9 +39,17 @@ def is_local(sc: SparkContext) -> bool:
     return sc.master == "local" or str(sc.master).startswith("local[")
 
 
+def session_setting(sc: SparkContext, key: str) -> str | None:
+    """One of the session's settings, asked for alone.
+
+    `sc.getConf()` copies all of them, one by one, from the JVM and back: some 30 ms each time.
+    """
+    return sc._conf.get(key)
+
+
 def driver_host(sc: SparkContext) -> str:
     """The address at which workers reach the driver, and the only one that is listened on."""
-    return "127.0.0.1" if is_local(sc) else str(sc.getConf().get("spark.driver.host", "127.0.0.1"))
+    return "127.0.0.1" if is_local(sc) else session_setting(sc, "spark.driver.host") or "127.0.0.1"
 
 
 def read_settings(setting: Setting) -> dict[str, str]:
@@ -55,7 +63,8 @@ def cargo_threshold(setting: Setting) -> int | None:
 
     A result must stay well below spark.driver.maxResultSize, which counts those of all tasks.
     """
-    if any(_is_true(read_settings(setting), key) for key in _OPEN_WIRES_REFUSED):
+    settings = read_settings(setting)
+    if any(_is_true(settings, key) for key in _OPEN_WIRES_REFUSED):
         return None
     limit = _bytes(setting("spark.driver.maxResultSize") or "1g")
     return min(CARGO_BYTES, limit // 16) if limit else CARGO_BYTES
@@ -145,9 +154,8 @@ def _python_problem(executable: str, version: tuple[int, int]) -> str | None:
 
 def task_profile(sc: SparkContext, resources: Resources) -> ResourceProfile | None:
     """A stage-level profile where a task needs more than the session's own settings give it."""
-    conf = sc.getConf()
-    cpus = int(conf.get("spark.task.cpus", "1") or 1)
-    gpus = float(conf.get("spark.task.resource.gpu.amount", "0") or 0)
+    cpus = int(session_setting(sc, "spark.task.cpus") or 1)
+    gpus = float(session_setting(sc, "spark.task.resource.gpu.amount") or 0)
     if is_local(sc) or (resources.cpus <= cpus and resources.gpus <= gpus):
         return None  # local mode has no stage-level scheduling; threads are set all the same
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
@@ -167,7 +175,7 @@ def count_slots(sc: SparkContext, resources: Resources, profile: ResourceProfile
     if profile is None:
         slots = int(jsc.maxNumConcurrentTasks(profiles.resourceProfileFromId(0)))
         if is_local(sc):
-            cores = slots * int(sc.getConf().get("spark.task.cpus", "1") or 1)
+            cores = slots * int(session_setting(sc, "spark.task.cpus") or 1)
             return cores // max(1, resources.cpus)
         return slots
     java_profile: Any = profile._java_resource_profile

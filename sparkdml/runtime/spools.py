@@ -65,10 +65,14 @@ class Spools:
         """A submission has failed: its workers leave their spools for those that follow."""
         self._left |= self._all
 
-    def remove_left(self, spark: SparkSession) -> None:
-        """The run is over, and nobody will follow. A worker that ended well removed its own."""
+    def remove_left(self, spark: SparkSession, here: bool) -> None:
+        """The run is over, and nobody will follow. A worker that ended well removed its own.
+
+        With `here` the disks are this process's own; else tasks have to be sent to them.
+        """
         folders = sorted(self._left)
-        if not folders:
+        if here or not folders:
+            remove_spools(folders)
             return
         # Several tasks for each, since none can be sent to a host of choice. By mapInArrow, whose
         # Python processes the run has left warm: an RDD's would be others, to be started first.

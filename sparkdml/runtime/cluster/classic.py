@@ -22,10 +22,11 @@ class ClassicCluster:
 
     def __init__(self, spark: SparkSession) -> None:
         self._sc = spark.sparkContext
+        self.shares_disks = preflight.is_local(self._sc)
         self.worker_python = self._sc.pythonExec
 
     def setting(self, key: str) -> str | None:
-        return self._sc.getConf().get(key)
+        return preflight.session_setting(self._sc, key)
 
     def driver_host(self) -> str:
         return preflight.driver_host(self._sc)

@@ -36,6 +36,7 @@ class ConnectCluster:
     """Asks the session's configuration, and the workers themselves."""
 
     tells_facts = False
+    shares_disks = False
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark: Any = spark
