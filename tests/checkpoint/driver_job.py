@@ -1,7 +1,4 @@
-"""What the driver test runs: a driver that is killed with -9, then one that finishes its run.
-
-`driver_job.py <folder> <step>` kills itself after that step; with step 0 it finishes, and compares.
-"""
+"""What the driver test runs: `driver_job.py <folder> <step>` is killed with -9 after that step."""
 
 import json
 import os
@@ -11,7 +8,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from small_run import equal, make_estimator, make_rows
+from small_run import make_estimator, make_rows
 
 import sparkdml as dml
 from sparkdml.testing.faults import executor_of
@@ -24,10 +21,11 @@ class KillsDriver(dml.Callback):
         self.folder, self.driver, self.step = folder, driver, step
 
     def on_step_end(self, training):
+        training.checkpoint.wait()  # else a busy disk could put all of them off
         if training.step == self.step - 1:
             pids = [os.getpid(), os.getppid(), executor_of(os.getpid())]
             Path(self.folder, f"pids-{training.ctx.rank}.json").write_text(json.dumps(pids))
-            time.sleep(0.5)  # so that checkpoints that are on their way arrive
+            time.sleep(0.5)  # so that the driver commits the last of them
         if training.step == self.step and training.ctx.rank == 1:
             os.kill(self.driver, signal.SIGKILL)
 
@@ -46,20 +44,7 @@ def main(folder, step):
     rows = make_rows(spark)
     checkpoints = dml.Checkpoints(f"file:{folder}/run", every=4)
     callbacks = [KillsDriver(folder, os.getpid(), int(step))]
-    settings = {"optimizer": "adam", "callbacks": callbacks}
-    fitted = make_estimator(checkpoint=checkpoints, **settings).fit(rows)
-    expected = make_estimator(**settings).fit(rows)
-    submissions = checkpoints.lineage().submissions
-    result = {
-        "equal": equal(fitted, expected),
-        "outcomes": [submission.outcome for submission in submissions],
-        "reasons": [submission.reason for submission in submissions],
-        "resumed_from": submissions[-1].resumed_from,
-        "losses": [row["loss"] for row in fitted.history],
-        "expected_losses": [row["loss"] for row in expected.history],
-    }
-    Path(folder, "result.json").write_text(json.dumps(result))
-    spark.stop()
+    make_estimator(optimizer="adam", checkpoint=checkpoints, callbacks=callbacks).fit(rows)
 
 
 if __name__ == "__main__":

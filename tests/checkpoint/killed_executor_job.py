@@ -56,6 +56,15 @@ def kill_one(rows, expected, seed, count, folder):
     }
 
 
+def check_kill(kill):
+    """In the test: the run went on as if nothing had been, and no resubmission was wasted."""
+    assert kill["struck"] == 1, kill
+    assert kill["equal"], kill
+    assert kill["names_the_rank"], kill
+    assert kill["outcomes"] == ["failed", "finished"], kill
+    assert kill["num_workers"] == [2, 2], kill
+
+
 def main(output, master, count):
     spark = (
         dml.session_builder("killed-executors", master)

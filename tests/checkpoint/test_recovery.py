@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,28 @@ def fit_with_fault(rows, folder, kind, step, every=5, rank=1, times=1, patient=F
     return fitted, checkpoints
 
 
+@pytest.fixture(scope="module")
+def given_up(rows, tmp_path_factory):
+    """A run that failed for good in its second epoch, at step 33."""
+    folder = tmp_path_factory.mktemp("given-up")
+    with pytest.raises(WorkerError):
+        fit_with_fault(rows, folder, "raise", 33, patient=True, maxRestarts=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_epoch(rows, tmp_path_factory):
+    """A run that has ended well."""
+    folder = tmp_path_factory.mktemp("one-epoch")
+    make_estimator(checkpoint=f"{folder}/run", epochs=1).fit(rows)
+    return folder
+
+
+def copy(folder, to):
+    """A run for a test alone: what it does to it concerns nobody else."""
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+
+
 def spools_of(spark):
     """What lies in the local directories of this one executor."""
     task = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"])
@@ -53,7 +76,7 @@ def spools_of(spark):
         ("stop", 24, {"optimizer": "adam"}),
         pytest.param("kill", 20, {"num_workers": 3}, marks=pytest.mark.slow),
         ("kill", 27, {"num_workers": 3, "optimizer": "adam", "backend": "horovod"}),
-        ("raise", 8, {"backend": "horovod"}),
+        pytest.param("raise", 8, {"backend": "horovod"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_same_bits_after_a_fault(rows, uninterrupted, tmp_path, kind, step, setting):
@@ -91,11 +114,12 @@ def test_several_faults_in_one_run(rows, uninterrupted, tmp_path):
     ]
 
 
-def test_the_driver_says_who_failed_and_where_it_goes_on(rows, tmp_path):
+def test_the_driver_says_who_failed_and_where_it_goes_on(rows, uninterrupted, tmp_path):
     with pytest.warns(
         UserWarning, match=r"rank 1 on \S+ failed: .*Injected.*Going on from step (5|10)"
     ):
-        fit_with_fault(rows, tmp_path, "raise", 12, patient=True)
+        fitted, _ = fit_with_fault(rows, tmp_path, "raise", 12, patient=True)
+    assert equal(fitted, uninterrupted())
 
 
 def test_a_bug_is_not_tried_again_for_ever(spark, rows, tmp_path):
@@ -123,21 +147,23 @@ def test_given_up_after_max_restarts_with_the_first_cause(rows, tmp_path):
     assert "maxRestarts=1" in "".join(caught.value.__notes__)
 
 
-def test_a_run_that_was_given_up_resumes_by_hand(rows, uninterrupted, tmp_path):
-    with pytest.raises(WorkerError):
-        fit_with_fault(rows, tmp_path, "raise", 22, patient=True, maxRestarts=0)
-    fitted, checkpoints = fit_with_fault(rows, tmp_path, "raise", 22, patient=True)
+def test_a_run_that_was_given_up_resumes_by_hand(rows, uninterrupted, given_up, tmp_path):
+    copy(given_up, tmp_path)
+    fitted, checkpoints = fit_with_fault(rows, tmp_path, "raise", 33, patient=True)
     assert equal(fitted, uninterrupted())
     lineage = checkpoints.lineage()
     first, second = lineage.submissions
     assert (first.reason, second.reason) == ("start", "resume")
     last = max((m for m in lineage.manifests if m.submission == 1), key=lambda m: m.step)
     assert second.resumed_from == last.id
-    assert 0 < last.step <= 22
+    assert 0 < last.step <= 33
 
 
-def test_a_finished_run_is_not_trained_again(rows, tmp_path):
-    estimator = make_estimator(checkpoint=f"{tmp_path}/run", epochs=2)
+def test_a_finished_run_is_not_trained_again_but_goes_on_to_more_epochs(
+    rows, uninterrupted, tmp_path
+):
+    never = [FaultAt(0, -1, "raise", "")]
+    estimator = make_estimator(checkpoint=f"{tmp_path}/run", epochs=2, callbacks=never)
     first = estimator.fit(rows)
     second = estimator.fit(rows)
     assert equal(first, second)
@@ -146,10 +172,6 @@ def test_a_finished_run_is_not_trained_again(rows, tmp_path):
     submissions = dml.Checkpoints(f"{tmp_path}/run").lineage().submissions
     assert len(submissions) == 1, "nothing was launched"
 
-
-def test_more_epochs_go_on_from_the_end(rows, uninterrupted, tmp_path):
-    never = [FaultAt(0, -1, "raise", "")]
-    make_estimator(checkpoint=f"{tmp_path}/run", epochs=2, callbacks=never).fit(rows)
     fitted = make_estimator(checkpoint=f"{tmp_path}/run", epochs=3, callbacks=never).fit(rows)
     assert equal(fitted, uninterrupted())
     assert [row["epoch"] for row in fitted.history] == [1, 2, 3]
@@ -157,8 +179,8 @@ def test_more_epochs_go_on_from_the_end(rows, uninterrupted, tmp_path):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, callbacks=never).fit(rows)
 
 
-def test_another_plan_is_refused_by_name(rows, tmp_path):
-    make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(rows)
+def test_another_plan_is_refused_by_name(rows, one_epoch, tmp_path):
+    copy(one_epoch, tmp_path)
     with pytest.raises(CheckpointError, match=r"batchSize was 16, and is 8.*resume='force'"):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, batchSize=8).fit(rows)
     with pytest.raises(CheckpointError, match=r"optimizer was torch.*SGD.*and is torch.*Adam"):
@@ -170,22 +192,21 @@ def test_another_plan_is_refused_by_name(rows, tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_other_rows_are_refused(rows, tmp_path, epochs):
+def test_other_rows_are_refused(rows, one_epoch, tmp_path, epochs):
     """Whether there is something left to train, or the run has ended."""
-    make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(rows)
+    copy(one_epoch, tmp_path)
     with pytest.raises(CheckpointError, match=r"rows: 600 before, 500 now"):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=epochs).fit(rows.limit(500))
 
 
-def test_fewer_epochs_than_were_begun_are_refused(rows, tmp_path):
-    with pytest.raises(WorkerError):
-        fit_with_fault(rows, tmp_path, "raise", 33, patient=True, maxRestarts=0)
+def test_fewer_epochs_than_were_begun_are_refused(rows, given_up, tmp_path):
+    copy(given_up, tmp_path)
     with pytest.raises(CheckpointError, match=r"trained into epoch 2, and epochs=1"):
         fit_with_fault(rows, tmp_path, "raise", 33, patient=True, epochs=1)
 
 
-def test_what_even_force_cant_do(rows, tmp_path):
-    make_estimator(checkpoint=f"{tmp_path}/run", epochs=1).fit(rows)
+def test_what_even_force_cant_do(rows, one_epoch, tmp_path):
+    copy(one_epoch, tmp_path)
     forced = dml.Checkpoints(f"{tmp_path}/run", resume="force")
     for change, words in (
         ({"optimizer": "adam"}, "the optimizers differ in .*betas"),
@@ -307,10 +328,11 @@ def test_early_stopping_survives_a_restart(rows, tmp_path):
     assert equal(plain, faulty)
 
 
-@pytest.mark.parametrize("damage", ["flip", "missing"])
-def test_a_damaged_checkpoint_is_passed_over_for_its_parent(rows, uninterrupted, tmp_path, damage):
-    with pytest.raises(WorkerError):
-        fit_with_fault(rows, tmp_path, "raise", 33, maxRestarts=0)
+@pytest.mark.parametrize("damage", ["flip", pytest.param("missing", marks=pytest.mark.slow)])
+def test_a_damaged_checkpoint_is_passed_over_for_its_parent(
+    rows, uninterrupted, given_up, tmp_path, damage
+):
+    copy(given_up, tmp_path)
     checkpoints = dml.Checkpoints(f"{tmp_path}/run", every=5)
     newest = checkpoints.newest()
     folder = tmp_path / "run" / "checkpoints" / newest.id
@@ -322,7 +344,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_its_parent(rows, uninterrupted,
     else:
         part.unlink()
     with pytest.warns(UserWarning, match=f"{newest.id}.*passed over"):
-        fitted, _ = fit_with_fault(rows, tmp_path, "raise", 33)
+        fitted, _ = fit_with_fault(rows, tmp_path, "raise", 33, patient=True)
     assert equal(fitted, uninterrupted())
     resumed = checkpoints.lineage().submissions[-1]
     assert resumed.resumed_from == newest.parent
@@ -368,6 +390,20 @@ def test_a_place_that_is_not_shared_is_found_out_before_training(rows, tmp_path,
     )
     with pytest.raises(dml.SetupError, match=r"not shared by all hosts"):
         make_estimator(checkpoint=f"{tmp_path}/run").fit(rows)
+
+
+def test_spools_on_other_disks_are_removed_by_tasks(spark, tmp_path):
+    from sparkdml.runtime.spools import Spools
+
+    spools = Spools()
+    for rank in range(2):
+        folder = tmp_path / f"spool-{rank}"
+        folder.mkdir()
+        (folder / "rows").write_bytes(b"x")
+        spools.note(rank, {"host": "a", "folder": str(folder), "whole": True}, 2)
+    spools.left_behind()
+    spools.remove_left(spark, here=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_surviving_spools_are_used_again(spark, rows, tmp_path):

@@ -1,15 +1,24 @@
-"""What the cluster tests submit: one run and one fit, on whatever master the session has."""
+"""What the cluster tests submit: one run and one fit, on whatever master the session has.
+
+On a master that is given, where nobody else is, an executor is killed besides.
+"""
 
 import json
 import os
 import sys
+import warnings
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import sparkdml as dml
 from sparkdml.comm.backends import horovod_available
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+from killed_executor_job import kill_one
+from small_run import make_rows
 
 
 def who(ctx):
@@ -22,8 +31,13 @@ def net():
 
 
 def main(output, master=None):
-    spark = dml.session_builder("cluster-job", master).config("spark.ui.enabled", "false")
-    spark = spark.getOrCreate()
+    spark = (
+        dml.session_builder("cluster-job", master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.python.task.killTimeout", "200ms")
+        .getOrCreate()
+    )
     spark.sparkContext.setLogLevel("ERROR")
     backends = ["torch"]
     if horovod_available():
@@ -45,6 +59,10 @@ def main(output, master=None):
         dml.run(who, num_workers=64, slot_timeout=1, spark=spark)
     except dml.NotEnoughSlots as error:
         too_many = str(error)
+    kill = None
+    if master is not None:
+        warnings.filterwarnings("ignore", message=".*Going on from step.*")
+        kill = kill_one(make_rows(spark), {}, 0, 1, Path(output).parent / "killed-executor")
     with open(output, "w") as file:
         json.dump(
             {
@@ -53,6 +71,7 @@ def main(output, master=None):
                 "rows": fitted.history[0]["rows"],
                 "predicted": fitted.transform(rows).count(),
                 "too_many": too_many,
+                "kill": kill,
             },
             file,
         )

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+from killed_executor_job import check_kill
 from spark_home import QUICK_JVM, cluster_environment
 
 HERE = Path(__file__).parent
@@ -28,19 +30,32 @@ def check(result):
     assert "slotTimeout=1" in result["too_many"]
 
 
-@pytest.mark.timeout(240)
-def test_on_local_cluster(tmp_path):
-    output = tmp_path / "result.json"
+@pytest.fixture(scope="module")
+def local_cluster(tmp_path_factory):
+    """What the job found on a cluster of its own, which takes a while to start: once for all."""
+    folder = tmp_path_factory.mktemp("local-cluster")
+    output = folder / "result.json"
     done = subprocess.run(
         [sys.executable, JOB, str(output), "local-cluster[2,1,1024]"],
-        env=cluster_environment(tmp_path),
+        env=cluster_environment(folder),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    check(json.loads(output.read_text()))
+    return json.loads(output.read_text())
+
+
+@pytest.mark.timeout(300)
+def test_on_local_cluster(local_cluster):
+    check(local_cluster)
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_executor_leaves_no_trace_in_the_weights(local_cluster):
+    """Twenty of them are killed by a slow test in tests/checkpoint."""
+    check_kill(local_cluster["kill"])
 
 
 def free_port():
