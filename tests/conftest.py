@@ -9,6 +9,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Whether a commit passes must depend neither on chance nor on how fast the machine is just now.
+# `pytest --hypothesis-profile=search` looks for new examples.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", patient)
+settings.register_profile("suite", patient, derandomize=True)
+settings.load_profile("suite")
 
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ["PYSPARK_PYTHON"] = sys.executable
