@@ -63,8 +63,19 @@ def record_batches(ctx):
     return [[{n: b[n].clone() for n in b} for b in ctx.feed(16, epoch)] for epoch in range(2)]
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "num_workers"),
+    [
+        ("torch", 1),
+        ("torch", 3),
+        pytest.param("horovod", 2, marks=needs_horovod),
+        pytest.param("horovod", 4, marks=needs_horovod),
+        pytest.param("torch", 2, marks=pytest.mark.slow),
+        pytest.param("torch", 4, marks=pytest.mark.slow),
+        pytest.param("horovod", 1, marks=[needs_horovod, pytest.mark.slow]),
+        pytest.param("horovod", 3, marks=[needs_horovod, pytest.mark.slow]),
+    ],
+)
 def test_workers_equal_one_process_with_the_combined_batch(rows, backend, num_workers):
     fitted = make_estimator(
         numWorkers=num_workers, epochs=2, strategy=dml.AllReduce(backend=backend)

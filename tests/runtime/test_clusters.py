@@ -131,8 +131,9 @@ def test_the_gpu_that_sparks_discovery_script_named(tmp_path):
     assert found == ["cuda:7", "cuda:7"] or "Spark assigned GPU 7 to this task" in found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_ctrl_c_cancels_and_leaves_no_process(tmp_path):
+def test_ctrl_c_at_a_driver_of_its_own(tmp_path):
     driver = subprocess.Popen(
         [sys.executable, str(HERE / "interrupted_job.py"), str(tmp_path)],
         env={**os.environ, **QUICK_JVM, "SPARK_LOCAL_IP": "127.0.0.1"},

@@ -269,6 +269,36 @@ def test_a_slow_worker_is_not_a_lost_one(spark):
     ]
 
 
+def test_ctrl_c_cancels_and_leaves_no_process(spark, tmp_path):
+    """A driver of its own is interrupted by a slow test."""
+    over = threading.Event()
+
+    def forever(ctx):
+        (tmp_path / f"rank-{ctx.rank}").write_text(str(os.getpid()))
+        while True:
+            ctx.comm.allreduce_(torch.ones(1))
+            time.sleep(0.05)
+
+    def interrupt():
+        while len(list(tmp_path.glob("rank-*"))) < 2:
+            if over.wait(0.02):
+                return
+        if not over.wait(0.5):  # they are in the middle of it
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dml.run(forever, num_workers=2, spark=spark)
+    finally:
+        over.set()
+        thread.join()
+    pids = [int((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+    assert not any(map(alive, pids))
+    assert dml.run(lambda ctx: ctx.rank, num_workers=2, spark=spark) == [0, 1]
+
+
 def test_after_a_failure_the_session_goes_on(spark):
     with pytest.raises(dml.WorkerError):
         dml.run(lambda ctx: 1 / 0, num_workers=2, spark=spark)
