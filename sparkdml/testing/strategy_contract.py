@@ -55,6 +55,7 @@ class Case:
         rows_move: whether a rank may train on another's rows.
         bad: what must be refused: functions, with a word of the message (the parameter's name).
         train: `train_on_threads`, or what runs the strategy's other roles, too.
+        slow: whether it is a further setting of one that is run anyway, for `pytest -m slow`.
     """
 
     make: Callable[[], Strategy]
@@ -69,6 +70,7 @@ class Case:
     rows_move: bool = False
     bad: Sequence[tuple[Callable[[], object], str]] = field(default=())
     train: Callable[..., list[Training]] = train_on_threads
+    slow: bool = False
 
 
 def slowly(value: Any) -> Any:
@@ -92,7 +94,8 @@ class StrategyContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "case" in metafunc.fixturenames:
-            metafunc.parametrize("case", self.cases.values(), ids=self.cases.keys())
+            cases = [slowly(case) if case.slow else case for case in self.cases.values()]
+            metafunc.parametrize("case", cases, ids=self.cases.keys())
 
     # -- what it computes -----------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ CASES = {
             (partial(AllReduce, compression=TopK(), topology="shared-memory"), "topology"),
         ],
     ),
-    "AllReduce-BF16": Case(partial(AllReduce, compression=BF16(), bucket_bytes=512)),
+    "AllReduce-BF16": Case(partial(AllReduce, compression=BF16(), bucket_bytes=512), slow=True),
     "AllReduce-OneBit": Case(partial(AllReduce, compression=OneBit())),
     "AllReduce-TopK": Case(
         partial(AllReduce, compression=TopK(0.1)),
@@ -89,6 +89,7 @@ CASES = {
         partial(BlockMomentum, block=4, nesterov=True, optimizer_state="keep"),
         plain=partial(BlockMomentum, block=1, momentum=0.0, nesterov=True),
         plain_workers=2,
+        slow=True,
     ),
     "SlowMo": Case(
         partial(SlowMo, steps=4),
@@ -194,18 +195,24 @@ def processes(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
         yield ranks
 
 
+needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
+# Sums in full and in half precision, gathered bytes, and means of models.
+BY_HOROVOD = ["AllReduce", "AllReduce-FP16", "AllReduce-OneBit", "LocalSGD"]
+
+
 @pytest.mark.parametrize(
-    "processes",
+    ("processes", "name"),
     [
-        "torch",
-        pytest.param(
-            "horovod",
-            marks=pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod())),
+        *(("torch", name) for name in ON_PROCESSES),
+        *(pytest.param("horovod", name, marks=needs_horovod) for name in BY_HOROVOD),
+        *(
+            pytest.param("horovod", name, marks=[needs_horovod, pytest.mark.slow])
+            for name in ON_PROCESSES
+            if name not in BY_HOROVOD
         ),
     ],
-    indirect=True,
+    indirect=["processes"],
 )
-@pytest.mark.parametrize("name", ON_PROCESSES)
 class TestProcesses:
     @pytest.fixture(autouse=True)
     def no_leaks(self) -> None:

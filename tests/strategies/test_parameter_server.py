@@ -88,7 +88,7 @@ class FailsOnce(Callback):
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(1), ASP(0.001), TAP()], ids=str)
-@pytest.mark.parametrize(("rank", "step"), [(1, 3), (0, 12)])
+@pytest.mark.parametrize(("rank", "step"), [(1, 3), pytest.param(0, 12, marks=pytest.mark.slow)])
 def test_a_worker_that_comes_back_goes_on_behind_its_last_batch(consistency, rank, step):
     parts = cut(digits(180), [80, 60, 40])
     trainings = train_served(
