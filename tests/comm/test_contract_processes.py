@@ -31,8 +31,14 @@ def processes(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
     "processes",
     [
         pytest.param((backend, size), id=f"{backend}-{size}", marks=marks)
-        for backend, marks in (("torch", ()), ("horovod", needs_horovod))
-        for size in (1, 2, 3)
+        for backend, size, marks in (
+            ("torch", 1, ()),
+            ("torch", 2, pytest.mark.slow),
+            ("torch", 3, ()),
+            ("horovod", 1, [needs_horovod, pytest.mark.slow]),
+            ("horovod", 2, needs_horovod),
+            ("horovod", 3, needs_horovod),
+        )
     ],
     indirect=True,
 )

@@ -49,8 +49,15 @@ def allreduce_until_it_fails(comm: Communicator, victim: int) -> tuple[float, st
     return seconds, str(caught.value)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "victim"),
+    [
+        ("torch", 0),
+        pytest.param("horovod", 2, marks=needs_horovod),
+        pytest.param("torch", 2, marks=pytest.mark.slow),
+        pytest.param("horovod", 0, marks=[needs_horovod, pytest.mark.slow]),
+    ],
+)
 def test_survivors_of_a_killed_rank_raise_within_seconds(backend: str, victim: int) -> None:
     with RankProcesses(backend, 3, patience_seconds=10) as ranks:
         ranks.begin(allreduce_until_it_fails, victim)
