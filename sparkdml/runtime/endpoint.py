@@ -3,7 +3,9 @@
 Liveness is judged by beats and by the state of each connection, never by how fast a step is. The
 end of a gang's worker is the end of the run. A task that Spark retries may fail and come back, as
 the same member with a higher attempt: it is final only when Spark has given up on its job, or when
-the failure is of a kind that would come again.
+the failure is of a kind that would come again. Where rows of a stage were lost with an executor,
+Spark begins the stage anew, with attempts that count from 0 and second copies of tasks that still
+run: for tasks that wait for each other that is the end of the run, too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sparkdml.runtime.member import Member, comes_again, lost, reported
+from sparkdml.runtime.member import (
+    Member,
+    comes_again,
+    is_anew,
+    lost,
+    reported,
+    stage_began_anew,
+)
 from sparkdml.runtime.wire import Message, Wire
 
 # A lost peer shows as errors on the others, sometimes sooner than the loss itself is seen.
@@ -36,8 +45,10 @@ class Endpoint:
         answer: Callable[[int, Message], Any],
         retried: Collection[str] = (),
         on_change: Callable[[Member], None] = lambda member: None,
+        together: Collection[str] = (),
     ) -> None:
         self._retried = set(retried)  # roles whose tasks Spark starts again
+        self._together = set(together)  # those of them whose tasks wait for each other
         self._dismissed: set[str] = set()  # roles that are no longer needed
         self._on_change = on_change  # called as a member comes, and as it goes
         self._token = token
@@ -186,6 +197,9 @@ class Endpoint:
         with self._lock:
             before = self.members.get((member.role, member.rank))
             is_late = before is not None and before.attempt > member.attempt
+            if member.role in self._together and before is not None and is_anew(before, member):
+                self.own_error = self.own_error or stage_began_anew(member)
+                is_late = True
             if not is_late:
                 self.members[member.role, member.rank] = member
                 self._wires[wire] = member.role

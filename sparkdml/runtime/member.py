@@ -31,6 +31,26 @@ def lost(member: Member, what: str) -> WorkerLost:
     return WorkerLost(member.rank, member.host, f"its process{who} (pid {member.pid}) {what}")
 
 
+def is_anew(before: Member, member: Member) -> bool:
+    """Whether Spark has started a whole stage once more, and not one task of it.
+
+    Spark numbers all tasks of a session as it starts them, but attempts within a stage's start.
+    """
+    if before.task_id is None or member.task_id is None or before.state == "done":
+        return False
+    return member.task_id > before.task_id and member.attempt <= before.attempt
+
+
+def stage_began_anew(member: Member) -> WorkerLost:
+    return WorkerLost(
+        member.rank,
+        member.host,
+        "an executor was lost with rows that had been shuffled for this stage, so Spark begins all "
+        "of it anew, while some of its tasks still run. With checkpoint= a run goes on from its "
+        "newest checkpoint by itself; a cluster with an external shuffle service keeps the rows",
+    )
+
+
 def comes_again(member: Member) -> bool:
     kind = getattr(errors, str(member.report.get("error")), None)
     return isinstance(kind, type) and is_certain(kind)

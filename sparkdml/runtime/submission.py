@@ -89,6 +89,7 @@ class Submission:
             reception.answer,
             retried,
             reception.change,
+            [role.name for role in roles if not role.gang and role.at_once],
         )
         cargo_bytes = cargo_threshold(cluster.setting)
         self._depot = None if cargo_bytes is None else Depot(host, cargo_bytes)

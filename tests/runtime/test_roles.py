@@ -121,6 +121,7 @@ def endpoint(changes):
         lambda rank, message: None,
         retried=["server"],
         on_change=lambda m: changes.append((m.rank, m.attempt, m.state)),
+        together=["server"],
     )
     yield made
     made.close()
@@ -211,6 +212,32 @@ def test_a_late_attempt_does_not_take_the_place_of_a_newer_one(endpoint, changes
     assert changes == [(0, 1, "here")]
     older.close()
     newer.close()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_stage_that_spark_begins_anew_ends_the_run(endpoint, is_lost):
+    """Attempts count from 0 again, and tasks that still run are started once more."""
+    first = join(endpoint)
+    if is_lost:
+        first.close()
+        wait_for(lambda: endpoint.members["server", 0].state == "lost")
+    second = Link(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
+    found = wait_for(endpoint.failure)
+    assert isinstance(found, WorkerLost), "another submission may go on from a checkpoint"
+    assert "begins all of it anew" in str(found)
+    assert second.wait_for_the_end(10)
+    first.close()
+    second.close()
+
+
+def test_a_stage_of_tasks_that_do_not_wait_may_begin_anew(endpoint):
+    endpoint._together.clear()
+    first = join(endpoint)
+    second = Link(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
+    wait_for(lambda: endpoint.members["server", 0].task_id == 8)
+    assert endpoint.failure() is None
+    first.close()
+    second.close()
 
 
 def test_a_silent_task_is_told_once_and_is_a_loss_if_it_can_not_be_ended(endpoint):
