@@ -62,7 +62,7 @@ def tell(spark: SparkSession, run: str, outcome: str | None = "finished") -> Non
 
 def wait_for(address: str, state: str) -> dict[str, Any]:
     """The listener bus is asynchronous: what was posted is shown a moment later."""
-    for _ in range(100):
+    for _ in range(600):
         answer: dict[str, Any] = json.loads(get(address)["text"])
         if answer["runs"] and answer["runs"][0]["state"] == state:
             return answer

@@ -52,7 +52,7 @@ def endpoint(events):
     made.close()
 
 
-def wait_for(condition, seconds=5):
+def wait_for(condition, seconds=20):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():
