@@ -25,6 +25,7 @@ from sparkdml.server.optimizers import Add
 from sparkdml.strategies import served_training
 from sparkdml.testing.faults import executor_of
 
+VALUES = "values"  # the strategy's name for the table of parameters
 ROWS, BATCH, EPOCHS, WORKERS = 240, 10, 3, 2
 ELEMENTS, PART_ELEMENTS = 4000, 250
 PUSHES_OF_A_WORKER = 17  # of some 36: in the middle of the second epoch
@@ -85,22 +86,22 @@ class WritesDown(WorkerClient):
     doomed, executor, folder, file = False, False, "", -1  # set in the task
     num_pushes = 0
 
-    def push(self, name, value, rows=None, weight=1.0):
+    def push(self, name, *arguments, **options):
         cls = type(self)
         self.pushing = name
-        if name == served_training.VALUES:
+        if name == VALUES:
             if cls.doomed and cls.num_pushes == PUSHES_OF_A_WORKER:
                 self._pushes.wait()  # else nobody could say what it would have heard of the last
                 kill(cls.folder, "worker", cls.executor)
             cls.num_pushes += 1
-        return super().push(name, value, rows, weight)
+        return super().push(name, *arguments, **options)
 
-    def _push_request(self, entry, ticket):
-        request = super()._push_request(entry, ticket)
-        name, done = self.pushing, request.done
+    def _push_request(self, *arguments):
+        request = super()._push_request(*arguments)
+        name, entry, done = self.pushing, request.entry, request.done
 
         def write_down(message, answer):
-            if name == served_training.VALUES:
+            if name == VALUES:
                 line = f"{entry.part} {entry.weight:.0f} {int(answer.status)}\n"
                 os.write(type(self).file, line.encode())
             done(message, answer)
