@@ -198,24 +198,18 @@ def processes(request: pytest.FixtureRequest) -> Iterator[RankProcesses]:
         yield ranks
 
 
-needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
-# Sums in full and in half precision, gathered bytes, and means of models.
-BY_HOROVOD = ["AllReduce", "AllReduce-FP16", "AllReduce-OneBit", "LocalSGD"]
-
-
 @pytest.mark.parametrize(
-    ("processes", "name"),
+    "processes",
     [
-        *(("torch", name) for name in ON_PROCESSES),
-        *(pytest.param("horovod", name, marks=needs_horovod) for name in BY_HOROVOD),
-        *(
-            pytest.param("horovod", name, marks=[needs_horovod, pytest.mark.slow])
-            for name in ON_PROCESSES
-            if name not in BY_HOROVOD
+        "torch",
+        pytest.param(
+            "horovod",
+            marks=pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod())),
         ),
     ],
-    indirect=["processes"],
+    indirect=True,
 )
+@pytest.mark.parametrize("name", ON_PROCESSES)
 class TestProcesses:
     @pytest.fixture(autouse=True)
     def no_leaks(self) -> None:
