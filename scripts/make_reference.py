@@ -60,6 +60,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Tables and programs": (
         "KVStore",
         "WithStore",
+        "ServerGroup",
         "ArrayTable",
         "MatrixTable",
         "SparseTable",

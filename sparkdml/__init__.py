@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from sparkdml.server.consistency import BSP as BSP
     from sparkdml.server.consistency import SSP as SSP
     from sparkdml.server.consistency import TAP as TAP
+    from sparkdml.serving.group import ServerGroup as ServerGroup
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
@@ -139,6 +140,7 @@ _HOMES = {
     "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SSP": "sparkdml.server.consistency",
+    "ServerGroup": "sparkdml.serving.group",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",

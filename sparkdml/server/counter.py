@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 
+from sparkdml.server.clock_copies import ClockCopies
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency.base import Clocks
 from sparkdml.server.frames import (
+    AT_CLOCK,
     CREATE,
+    FETCH,
     HALF,
     PROBE,
     PUSH,
@@ -76,10 +79,14 @@ class Counter:
         self._stand_in = config.consistency.stands_in
         self._rows = RowCache()
         self._reads: list[Message] = []  # those that wait for the clock
+        self.copies = ClockCopies(clocks, self._keep)
+        self.sessions: frozenset[int] = frozenset()  # the numbers of the workers' clients
 
     def pull(self, message: Message) -> None:
         """Answer a read, now or when the clock allows it."""
-        if not self._pull(message):
+        if message.flags & AT_CLOCK:
+            self._show(message)
+        elif not self._pull(message):
             self._reads.append(message)
             self._stats.longest_queue = max(self._stats.longest_queue, len(self._reads))
 
@@ -128,7 +135,9 @@ class Counter:
                 before = shard.generation
                 entry.flags = PUSH if status is Status.OK else SKIP
                 if status is Status.OK:
-                    shard.take(shard.push_from(entry), self._keep, self._stand_in)
+                    push = shard.push_from(entry)
+                    shard.take(push, self._keep, self._stand_in)
+                    self.copies.pushed(entry.key, push)
                 else:
                     self._stats.dropped[status.name.lower().replace("_", " ")] += 1
                     shard.skip(entry.session, entry.number)
@@ -182,6 +191,22 @@ class Counter:
                 answer.decide(index, Status.OK)
         return True
 
+    def _show(self, message: Message) -> None:
+        """Parts as they are after a clock, to who looks on; it asks again for those not ready."""
+        entries = []
+        for asked in message.entries:
+            shard = self._find(asked)
+            answer = Entry(asked.table, asked.part)
+            if isinstance(shard, Shard):
+                wants_values = bool(message.flags & FETCH)
+                self.copies.answer(
+                    answer, message.sender, shard, message.clock, self.sessions, wants_values
+                )
+            else:
+                answer.status = shard
+            entries.append(answer)
+        self._send(message, entries, None)
+
     def _send_whole(self, message: Message, shard: Shard | Status) -> None:
         """A part with all that belongs to it, for a checkpoint."""
         if isinstance(shard, Shard):
@@ -212,6 +237,7 @@ class Counter:
             self._replicator.wait(entry.key, shard.version, safe)
         elif message.flags == SET_UPDATER and isinstance(shard, Shard):
             shard.set_updater(updater_from(text["updater"]))
+            self.copies.drop(entry.key)
             self._replicator.created(entry.key, safe)
         elif shard is Status.MOVED or message.flags == SET_UPDATER:
             assert isinstance(shard, Status)
@@ -226,8 +252,10 @@ class Counter:
                 new = Shard.from_parts(text, message.entries)
                 if isinstance(shard, Shard):  # who pushed what is older than the snapshot
                     new.applied, new.version = shard.applied, shard.version + 1
+                    new.pushed_at = shard.pushed_at
             new.stepped = self._clocks.slowest
             self._shards[entry.key] = new
+            self.copies.drop(entry.key)
             self._replicator.created(entry.key, safe)
 
     def _when_done(self, answer: _Answer) -> Callable[[bool], None]:

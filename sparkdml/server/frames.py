@@ -37,6 +37,7 @@ _ALL_ROWS = 0xFFFFFFFF
 CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
 LEAVE = 1  # of HELLO
 HALF, WHOLE = 1, 2  # of PULL
+AT_CLOCK, FETCH = 4, 8  # of PULL, by who looks on: as it is after a clock; and bring it
 # Flags of entries.
 ROWS_NAMED = 1  # of PUSH and PULL: in place of the rows, `session` has their signature
 PUSH, STEP, SKIP = 0, 1, 2  # of REPLICATE: what the change is
@@ -64,6 +65,8 @@ class Status(IntEnum):
     REFUSED = 4  # it makes no sense here: another shape, wrong rows
     NOT_FINITE = 6  # NaN or infinity, where these are dropped
     ROWS_UNKNOWN = 5  # the rows were named by a signature that is no longer known here
+    WAIT = 8  # the clock that was asked for is not over yet
+    LATE = 9  # it is too late for that clock: the entry's own says which can still be had
 
 
 class BadFrame(ValueError):

@@ -54,6 +54,7 @@ class Membership:
             "server.worker_beat": self._worker_beat,
             "server.worker_leave": self._worker_leave,
             "server.barrier": self._barrier,
+            "server.view": self._show,
         }
         handle = handlers.get(what)
         if handle is None:
@@ -79,6 +80,11 @@ class Membership:
         """Tell the servers to end, when they next ask."""
         with self._lock:
             self.stopped = True
+
+    def fail(self, why: str) -> None:
+        """Tell all members that the group can't go on; the first reason counts."""
+        with self._lock:
+            self.failure = self.failure or why
 
     def lost_server(self, seat: int) -> None:
         with self._lock:
@@ -220,6 +226,10 @@ class Membership:
         came[worker] = max(came.get(worker, 0), times)
         passed = all(came.get(other, 0) >= times for other in self._view.workers)
         return {"passed": passed and self._view.started}
+
+    def _show(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """To who only looks on, and is no member."""
+        return {}
 
     # Signs of life ------------------------------------------------------------------------------
 

@@ -156,11 +156,13 @@ class ServerNode:
         old, self._view = self._view, view
         if view.generation != old.generation:
             self._replicator.adopt(view)
+            self._counter.copies.drop_all()
         for worker in self._clocks.workers:
             if worker not in view.workers or view.workers[worker] != old.workers.get(worker):
                 self._clocks.die(worker)
         self._clocks.expect(view.workers, view.started)
         self._clocks.excuse(view.excused)
+        self._counter.sessions = frozenset(view.workers.values())
         early, self._early = self._early, []
         for message in early:
             self._hello(message)
@@ -230,8 +232,8 @@ class ServerNode:
             return  # it is thought to be dead, and must join first; or has joined in another life
         if message.flags == LEAVE:
             self._clocks.leave(worker)
-            for shard in self._shards.values():  # all its pushes were acknowledged
-                shard.applied.pop(message.sender, None)
+            for shard in self._shards.values():
+                shard.forget(message.sender)
         elif self._clocks.clock_of(worker) is None and message.clock == 0:
             self._clocks.join(worker)
         else:
@@ -256,6 +258,7 @@ class ServerNode:
                     if absent:
                         entry.values = torch.tensor(absent, dtype=torch.int64)
                     self._replicator.changed(shard, entry, before, None)
+                    self._counter.copies.stepped(key, shard)
         for message in self._counter.waiting_reads():
             with self._nonsense_is_refused(message):
                 self._counter.pull(message)

@@ -43,6 +43,7 @@ class Shard:
     values: Tensor  # (rows, width)
     slots: Slots
     applied: dict[int, int] = field(default_factory=dict)  # client's number -> its last push
+    pushed_at: dict[int, int] = field(default_factory=dict)  # client's number -> that push's clock
     kept: dict[int, list[Push]] = field(default_factory=dict)  # clock -> pushes, for a step
     last: dict[int, list[Push]] = field(default_factory=dict)  # worker -> to stand in for it
     stepped: int = 0  # clocks whose steps are done
@@ -84,6 +85,7 @@ class Shard:
     def take(self, push: Push, keep: bool, stand_in: bool = False) -> None:
         """Apply a push, or keep it for its clock's step. One that is late joins the next step."""
         self.applied[push.session] = push.number
+        self.pushed_at[push.session] = push.clock
         self.version += 1
         if keep:
             clock = max(push.clock, self.stepped)
@@ -92,6 +94,11 @@ class Shard:
                 self.last[push.worker] = [p for p in self.kept[clock] if p.worker == push.worker]
         else:
             self._apply([push])
+
+    def forget(self, session: int) -> None:
+        """A client has left: all its pushes were acknowledged."""
+        self.applied.pop(session, None)
+        self.pushed_at.pop(session, None)
 
     def skip(self, session: int, number: int) -> None:
         """Count a push that was refused, so that the next one is in order."""
@@ -154,6 +161,7 @@ class Shard:
             "slots": [[name, list(slot.shape)] for name, slot in self.slots.items()],
             "kept": [[clock, len(pushes)] for clock, pushes in self.kept.items()],
             "applied": [[str(session), number] for session, number in self.applied.items()],
+            "pushed_at": [[str(session), clock] for session, clock in self.pushed_at.items()],
             "stepped": self.stepped,
         }
         return text, entries
@@ -184,6 +192,7 @@ class Shard:
             for _ in range(int(count)):
                 shard.kept.setdefault(int(clock), []).append(shard.push_from(next(remaining)))
         shard.applied = {int(session): int(number) for session, number in text["applied"]}
+        shard.pushed_at = {int(session): int(clock) for session, clock in text["pushed_at"]}
         shard.stepped = int(text["stepped"])
         shard.version, shard.generation = first.version, first.generation
         return shard

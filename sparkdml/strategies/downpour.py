@@ -49,6 +49,7 @@ class Downpour(ParameterServer):
         updater: what the servers do with gradients; None for Adagrad.
         encrypted: as in `ParameterServer`.
         timeout_seconds: how long a worker tries to reach a server before it gives up.
+        evaluator: as in `ParameterServer`.
     """
 
     def __init__(
@@ -61,8 +62,17 @@ class Downpour(ParameterServer):
         updater: Updater | None = None,
         encrypted: bool | None = None,
         timeout_seconds: float = 60.0,
+        evaluator: bool = False,
     ) -> None:
-        super().__init__(num_servers, TAP(), replication, updater, encrypted, timeout_seconds)
+        super().__init__(
+            num_servers,
+            TAP(),
+            replication,
+            updater,
+            encrypted,
+            timeout_seconds,
+            evaluator=evaluator,
+        )
         for name, value, least in (
             ("n_fetch", n_fetch, 1),
             ("n_push", n_push, 1),
@@ -73,7 +83,7 @@ class Downpour(ParameterServer):
         self.n_fetch, self.n_push, self.warm_start = n_fetch, n_push, warm_start
 
     def run(self, role: str, training: Training) -> None:
-        if role == "server":
+        if role != "worker":
             super().run(role, training)
         else:
             self._worker = DownpourTraining(self, training)

@@ -27,7 +27,9 @@ from sparkdml.server.membership import Membership
 from sparkdml.server.node import serve
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.seal import JobKey
+from sparkdml.serving.applications import Applications
 from sparkdml.strategies.base import Strategy
+from sparkdml.strategies.evaluating import EVALUATOR, Evaluator, check_evaluator
 from sparkdml.strategies.served_training import (
     PROGRESS,
     STALENESS,
@@ -42,8 +44,11 @@ from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
     from sparkdml.runtime.context import Context
+    from sparkdml.serving.application import Application
+    from sparkdml.serving.group import ServerGroup
     from sparkdml.training.job import TrainingJob
 
+NUM_SERVERS = 2
 LEASE_SECONDS = 60.0  # without a row used, after which the rest of a lease goes to somebody else
 
 
@@ -67,20 +72,32 @@ class ParameterServer(Strategy):
             them; each comes once an epoch. (A run that was stopped within an epoch goes on with
             as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
             the others, workers wait for the slowest whatever it trains on.
+        evaluator: whether one more task, which takes a slot, measures the rows that `validation=`
+            holds out while the workers train: again and again it takes a snapshot of the model
+            that is one over all servers, with every worker's pushes of its first c clocks and no
+            others. Nobody waits for it. What it finds comes as events of the kind `evaluation`,
+            and stands in `fitted.history.evaluations`; the epochs' own `val_loss` is measured by
+            the workers, on the model at the epoch's end.
+        servers: a group of servers that runs already, in place of `num_servers` of its own; other
+            runs may use it at the same time.
     """
 
     columns = (WAIT_SECONDS, STALENESS)
 
     def __init__(
         self,
-        num_servers: int = 2,
+        num_servers: int = NUM_SERVERS,
         consistency: Consistency | None = None,
         replication: int = 2,
         updater: Updater | None = None,
         encrypted: bool | None = None,
         timeout_seconds: float = 60.0,
         leased: bool = False,
+        evaluator: bool = False,
+        servers: ServerGroup | None = None,
     ) -> None:
+        if servers is not None:
+            num_servers = check_servers(servers, num_servers)
         for name, value in (("num_servers", num_servers), ("replication", replication)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ParameterError(name, value, "a whole number of at least 1")
@@ -102,17 +119,23 @@ class ParameterServer(Strategy):
             )
         self.num_servers, self.consistency, self.replication = num_servers, consistency, replication
         self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
-        self.leased = leased
+        self.leased, self.evaluator, self.servers = leased, evaluator, servers
         self.snapshot: Mapping[str, Any] | None = None  # to be put onto the servers
 
     def roles(self, num_workers: int) -> list[Role]:
-        return [
+        roles = [
             Role("worker", num_workers, gang=False, reads="leases" if self.leased else "shards"),
-            Role("server", self.num_servers, gang=False, reads="none"),
         ]
+        if self.servers is None:
+            roles.append(Role("server", self.num_servers, gang=False, reads="none"))
+        if self.evaluator:
+            roles.append(Role(EVALUATOR, 1, gang=False, reads="validation"))
+        return roles
 
     def check(self, job: TrainingJob) -> None:
         """The servers make the steps, and know of one gradient over all parameters."""
+        if self.evaluator:
+            check_evaluator(job)
         task = job.task
         refused: list[tuple[str, Any, object]] = [
             ("clipNorm", task.clip_norm, None),
@@ -151,7 +174,10 @@ class ParameterServer(Strategy):
 
     def desk(self, num_workers: int) -> ServerDesk:
         leases = LeaseDesk(num_workers, lease_seconds=LEASE_SECONDS) if self.leased else None
-        return ServerDesk(self._config(JobKey.new()), leases)
+        if self.servers is None:
+            return ServerDesk(Membership(self._config(JobKey.new())), leases, num_workers)
+        application = self.servers.applications.open(self._config, self.encrypted)
+        return GuestServerDesk(application, leases, num_workers)
 
     def config(self, ctx: Context) -> ServerConfig:
         """In a task: the key is known to this run's tasks alone."""
@@ -171,6 +197,8 @@ class ParameterServer(Strategy):
     def run(self, role: str, training: Training) -> None:
         if role == "server":
             self._serve(training.ctx)
+        elif role == EVALUATOR:
+            Evaluator(self, training).run()
         else:
             self._worker = ServedTraining(self, training)
             self._worker.run()
@@ -204,9 +232,11 @@ class ParameterServer(Strategy):
         self.snapshot = state["tables"]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_worker"}
+        kept = {name: value for name, value in self.__dict__.items() if name != "_worker"}
+        return {**kept, "servers": None}  # which stay at the driver
 
     def __repr__(self) -> str:
+        """What a run's states depend on: an evaluator may come to a run that goes on."""
         return (
             f"{type(self).__name__}(num_servers={self.num_servers}, "
             f"consistency={self.consistency!r}, replication={self.replication}, "
@@ -220,15 +250,19 @@ class ServerDesk:
     And who may train on which rows, where they are leased.
     """
 
-    def __init__(self, config: ServerConfig, leases: LeaseDesk | None = None) -> None:
-        self._leases = leases
-        self.membership = Membership(config)
+    def __init__(
+        self, membership: Membership, leases: LeaseDesk | None = None, num_workers: int = 1
+    ) -> None:
+        self._leases, self._num_workers = leases, num_workers
+        self.membership = membership
         self._meetings = Meetings()
         self._history: dict[int, Message] = {}
 
     def answer(self, peer: Peer, about: str, fields: Message) -> Any:
         if about == "meeting":
             return self._meetings.come(**fields)
+        if about == EVALUATOR:
+            return self._num_workers
         if about == "row":
             self._history[int(fields["number"])] = fields["row"]
             return True
@@ -242,8 +276,28 @@ class ServerDesk:
         """It will join by itself, when it is ready."""
 
     def went(self, peer: Peer, outcome: str) -> None:
-        if self._leases is not None and peer.role != "server":
+        if self._leases is not None and peer.role == "worker":
             self._leases.went(peer, outcome)
-        if outcome != "done":
+        if outcome != "done" and peer.role != EVALUATOR:  # which is none of the members
             lose = self.membership.lost_server if peer.role == "server" else None
             (lose or self.membership.lost_worker)(peer.rank)
+
+
+class GuestServerDesk(ServerDesk):
+    """For a run on the servers of a group, of which it is one application."""
+
+    def __init__(
+        self, application: Application, leases: LeaseDesk | None, num_workers: int
+    ) -> None:
+        super().__init__(application.membership, leases, num_workers)
+        self.secret, self.close = application.secret, application.close
+
+
+def check_servers(servers: ServerGroup, num_servers: int) -> int:
+    """How many servers the group has, if it is one."""
+    if not isinstance(getattr(servers, "applications", None), Applications):
+        raise ParameterError("servers", servers, "a dml.ServerGroup, or None")
+    own = servers.num_servers
+    if num_servers not in (NUM_SERVERS, own):
+        raise ParameterError("num_servers", num_servers, f"left out: the group has {own}")
+    return own

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.parameter_server import ParameterServer
 
 VALUES, SUMS, PROGRESS = "values", "sums", "progress"
+NUM_PROGRESS = 3  # of a worker: its epoch, its rows in it, its steps
 # Columns of the history: what a worker waited for the servers and for other workers' clocks, on
 # average, and how many clocks the slowest was behind when it read.
 WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"

@@ -57,6 +57,10 @@ class Clocks:
     def clock_of(self, worker: int) -> int | None:
         return self._clocks.get(worker)
 
+    def all_have_finished(self, clock: int) -> bool:
+        """Also those who are not waited for. It stays so: who joins stands beside the slowest."""
+        return self._highest_slowest >= clock <= min(self._clocks.values(), default=clock)
+
     def expect(self, workers: Iterable[int], started: bool = True) -> None:
         """These are in the group: nothing moves on before all of them were heard of here.
 

@@ -1,0 +1,132 @@
+"""The evaluator of a parameter server: it measures the validation loss while the workers train.
+
+One ordinary task, which reads the rows that are held out and nothing else. Again and again it takes
+a snapshot of the model from the servers, measures it, and tells what it found as an event, with the
+step that it belongs to. It has no clock, and no worker waits for it; should it fail, Spark starts
+it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from sparkdml.errors import ParameterError
+from sparkdml.feed.batch import Batch
+from sparkdml.server.keys import Table
+from sparkdml.server.onlooker import Onlooker, Snapshot
+from sparkdml.strategies.served_training import NUM_PROGRESS, PROGRESS, VALUES
+from sparkdml.training.epoch_row import validate
+from sparkdml.training.modules import build_module
+from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.strategies.parameter_server import ParameterServer
+    from sparkdml.training.job import TrainingJob
+
+EVALUATOR = "evaluator"  # the role, and its question to the desk: how many workers there are
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 10.0
+
+
+def check_evaluator(job: TrainingJob) -> None:
+    """At the driver, before any job."""
+    if not job.schedule.validates:
+        raise ParameterError(
+            "validation",
+            None,
+            "given with evaluator=True",
+            "The evaluator measures the rows that are held out: set it to 0.1, for instance.",
+        )
+    with torch.random.fork_rng(devices=[]):
+        module = build_module(job.task.model)
+    for name, part in module.named_modules():
+        if _keeps_statistics(part):
+            raise ParameterError(
+                "evaluator",
+                True,
+                f"False for a model with {type(part).__name__} ({name!r}): the statistics that it "
+                "keeps are the workers', and come together only as an epoch ends",
+                "Leave evaluator= out, or normalise by nn.LayerNorm or nn.GroupNorm.",
+            )
+
+
+def _keeps_statistics(part: nn.Module) -> bool:
+    return isinstance(part, _NormBase) and part.track_running_stats
+
+
+class Evaluator:
+    """One task's run."""
+
+    def __init__(self, strategy: ParameterServer, training: Training) -> None:
+        self.strategy, self.training, self.ctx = strategy, training, training.ctx
+
+    def run(self) -> None:
+        config = self.strategy.config(self.ctx)
+        last_clock = -1
+        with Onlooker(config, self.ctx.ask) as onlooker:
+            tables = self._tables(config.part_bytes)
+            while tables and self._goes_on():
+                began = time.monotonic()
+                snapshot = onlooker.snapshot(tables, self._goes_on)
+                pause = time.monotonic() - began
+                if snapshot is None:
+                    return
+                if snapshot.clock != last_clock:
+                    last_clock = snapshot.clock
+                    self._measure(snapshot)
+                # As long as the snapshot took: the servers are there for the workers first.
+                pause = min(max(pause, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+                if self.ctx.wait_for_the_end(pause):
+                    return
+
+    def _goes_on(self) -> bool:
+        return not self.ctx.wait_for_the_end(0)
+
+    def _tables(self, part_bytes: int) -> list[Table]:
+        """The model, and how far the workers were with it."""
+        num_workers = None
+        while num_workers is None and self._goes_on():
+            num_workers = self.ctx.ask(EVALUATOR)
+        if num_workers is None:
+            return []
+        progress = torch.zeros(num_workers, NUM_PROGRESS, dtype=torch.float64)
+        values = self.training.task.params.values.detach().cpu()
+        return [
+            Table.of(VALUES, values, False, part_bytes),
+            Table.of(PROGRESS, progress, True, part_bytes),
+        ]
+
+    def _measure(self, snapshot: Snapshot) -> None:
+        epoch, _, step = (int(value) for value in snapshot.tables[PROGRESS].max(0).values)
+        if not step:
+            return  # no worker has made a step yet: perhaps the model is still being put there
+        began = time.monotonic()
+        self.training.task.params.values.copy_(snapshot.tables[VALUES])
+        try:
+            found = validate(self.training, self._batches())
+        except _RunIsOver:
+            return
+        self.ctx.event(
+            "evaluation",
+            clock=snapshot.clock,
+            epoch=epoch + 1,
+            step=step,
+            seconds=time.monotonic() - began,
+            values=found,
+        )
+        self.ctx.flush_events()
+
+    def _batches(self) -> Iterator[Batch]:
+        for batch in self.ctx.data.validation_batches(self.training.schedule.batch_size):
+            if not self._goes_on():
+                raise _RunIsOver
+            yield batch
+
+
+class _RunIsOver(Exception):
+    """Amid a measurement, whose result nobody would see."""
