@@ -48,10 +48,10 @@ class WithStore(Generic[Result]):
             or `TAP()`, with which nobody waits but where the function says so.
         encrypted: whether what travels between workers and servers is encrypted; None where Spark's
             settings ask for it. It is authenticated always.
-        servers: a group of servers to use, which runs already, in place of some of the workers.
         merge_hosts: add up what the workers of a host push before it crosses the network, and fetch
             once what they pull. All workers of a host must then make the same calls in the same
             order.
+        servers: a group of servers to use, which runs already, in place of some of the workers.
     """
 
     def __init__(
