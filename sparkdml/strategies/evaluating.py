@@ -13,16 +13,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.server.keys import Table
 from sparkdml.server.onlooker import Onlooker, Snapshot
+from sparkdml.strategies.served_buffers import BUFFERS, flat_buffers, load_buffers
 from sparkdml.strategies.served_training import NUM_PROGRESS, PROGRESS, VALUES
 from sparkdml.training.epoch_row import validate
-from sparkdml.training.modules import build_module
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
@@ -42,21 +40,6 @@ def check_evaluator(job: TrainingJob) -> None:
             "given with evaluator=True",
             "The evaluator measures the rows that are held out: set it to 0.1, for instance.",
         )
-    with torch.random.fork_rng(devices=[]):
-        module = build_module(job.task.model)
-    for name, part in module.named_modules():
-        if _keeps_statistics(part):
-            raise ParameterError(
-                "evaluator",
-                True,
-                f"False for a model with {type(part).__name__} ({name!r}): the statistics that it "
-                "keeps are the workers', and come together only as an epoch ends",
-                "Leave evaluator= out, or normalise by nn.LayerNorm or nn.GroupNorm.",
-            )
-
-
-def _keeps_statistics(part: nn.Module) -> bool:
-    return isinstance(part, _NormBase) and part.track_running_stats
 
 
 class Evaluator:
@@ -88,7 +71,7 @@ class Evaluator:
         return not self.ctx.wait_for_the_end(0)
 
     def _tables(self, part_bytes: int) -> list[Table]:
-        """The model, and how far the workers were with it."""
+        """The model with its buffers, and how far the workers were with it."""
         num_workers = None
         while num_workers is None and self._goes_on():
             num_workers = self.ctx.ask(EVALUATOR)
@@ -96,10 +79,14 @@ class Evaluator:
             return []
         progress = torch.zeros(num_workers, NUM_PROGRESS, dtype=torch.float64)
         values = self.training.task.params.values.detach().cpu()
-        return [
+        tables = [
             Table.of(VALUES, values, False, part_bytes),
             Table.of(PROGRESS, progress, True, part_bytes),
         ]
+        buffers = flat_buffers(self.training.task.module)
+        if buffers is not None:
+            tables.append(Table.of(BUFFERS, buffers, False, part_bytes))
+        return tables
 
     def _measure(self, snapshot: Snapshot) -> None:
         epoch, _, step = (int(value) for value in snapshot.tables[PROGRESS].max(0).values)
@@ -107,6 +94,8 @@ class Evaluator:
             return  # no worker has made a step yet: perhaps the model is still being put there
         began = time.monotonic()
         self.training.task.params.values.copy_(snapshot.tables[VALUES])
+        if BUFFERS in snapshot.tables:
+            load_buffers(self.training.task.module, snapshot.tables[BUFFERS])
         try:
             found = validate(self.training, self._batches())
         except _RunIsOver:

@@ -23,6 +23,7 @@ from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.position import nothing_read
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add, Updater
+from sparkdml.strategies.served_buffers import ToldBuffers
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.optimizers import ONLY
@@ -50,6 +51,8 @@ class ServedTraining:
         ctx.speak_by(self.comm)
         self.leases = ctx.leases if strategy.leased else None
         self.updater = self.make_updater()
+        tells = strategy.evaluator and not ctx.rank
+        self.buffers = ToldBuffers(self.task.module) if tells else None
         # What the servers hold lies in this process's memory, whatever device computes.
         self.pulled = torch.empty_like(self.task.params.values, device="cpu")
         self.initial = self.task.params.values.detach().cpu().clone()
@@ -97,6 +100,8 @@ class ServedTraining:
         if not math.isfinite(totals.loss):
             raise NonFiniteLoss(totals.loss, epoch.number + 1, training.step + 1, self.ctx.rank)
         self._follow_learning_rate()
+        if self.buffers is not None:
+            self.buffers.tell(self.client)
         self.exchange(totals, num_rows)
         training.clock.lap("communication")
         training.spans.lap("communication")
