@@ -147,7 +147,7 @@ class Membership:
         if seat in view.servers:
             self._lost.add(seat)
             if len(self._lost) >= view.replication:
-                self.failure = (
+                self.failure = self.failure or (
                     f"{len(self._lost)} servers were lost before others had copies of what they "
                     f"held, with replication={view.replication}: parts of tables may be gone. Go "
                     "on from a checkpoint"

@@ -89,6 +89,8 @@ class Applications:
 
     def went(self, peer: Peer, outcome: str) -> None:
         """Each application's other servers stand in, until Spark has started this one again."""
+        if outcome == "done":
+            return  # the group is over
         with self._lock:
             opened = list(self._open.values())
         for application in opened:
