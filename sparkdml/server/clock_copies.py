@@ -93,6 +93,9 @@ class ClockCopies:
             if copy.clock == shard.stepped:
                 copy.shard = copy_of(shard)
 
+    def __len__(self) -> int:
+        return sum(map(len, self._copies.values()))
+
     def drop(self, key: Key) -> None:
         """The part was changed as a whole: who asks again gets a new copy."""
         self._copies.pop(key, None)

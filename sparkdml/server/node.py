@@ -71,6 +71,11 @@ class ServerNode:
         self._expelled = False
         self._failure: str | None = None
 
+    @property
+    def num_copies(self) -> int:
+        """Of parts, for those who look on."""
+        return len(self._counter.copies)
+
     def stop(self) -> None:
         """From any thread: end the loop soon."""
         self._stop.set()
