@@ -94,7 +94,7 @@ class ClockCopies:
                 copy.shard = copy_of(shard)
 
     def __len__(self) -> int:
-        return sum(map(len, self._copies.values()))
+        return sum(map(len, list(self._copies.values())))  # also from another thread
 
     def drop(self, key: Key) -> None:
         """The part was changed as a whole: who asks again gets a new copy."""
