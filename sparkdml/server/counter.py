@@ -251,8 +251,8 @@ class Counter:
             else:
                 new = Shard.from_parts(text, message.entries)
                 if isinstance(shard, Shard):  # who pushed what is older than the snapshot
-                    new.applied, new.version = shard.applied, shard.version + 1
                     new.pushed_at = shard.pushed_at
+                    new.applied, new.version = shard.applied, shard.version + 1
             new.stepped = self._clocks.slowest
             self._shards[entry.key] = new
             self.copies.drop(entry.key)

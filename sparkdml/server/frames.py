@@ -62,11 +62,11 @@ class Status(IntEnum):
     MOVED = 1  # another server has this part now: look at the view again
     GAP = 2  # an earlier push of this worker to this part is missing
     UNKNOWN = 3  # there is no such table, or no copy of this part (yet)
+    WAIT = 8  # the clock that was asked for is not over yet
+    LATE = 9  # it is too late for that clock: the entry's own says which can still be had
     REFUSED = 4  # it makes no sense here: another shape, wrong rows
     NOT_FINITE = 6  # NaN or infinity, where these are dropped
     ROWS_UNKNOWN = 5  # the rows were named by a signature that is no longer known here
-    WAIT = 8  # the clock that was asked for is not over yet
-    LATE = 9  # it is too late for that clock: the entry's own says which can still be had
 
 
 class BadFrame(ValueError):

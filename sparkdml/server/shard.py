@@ -43,12 +43,12 @@ class Shard:
     values: Tensor  # (rows, width)
     slots: Slots
     applied: dict[int, int] = field(default_factory=dict)  # client's number -> its last push
-    pushed_at: dict[int, int] = field(default_factory=dict)  # client's number -> that push's clock
     kept: dict[int, list[Push]] = field(default_factory=dict)  # clock -> pushes, for a step
     last: dict[int, list[Push]] = field(default_factory=dict)  # worker -> to stand in for it
     stepped: int = 0  # clocks whose steps are done
     version: int = 0
     generation: int = 0
+    pushed_at: dict[int, int] = field(default_factory=dict)  # client's number -> that push's clock
 
     @classmethod
     def new(cls, table: Table, part: int, updater: Updater, values: Tensor) -> Shard:
@@ -84,8 +84,8 @@ class Shard:
 
     def take(self, push: Push, keep: bool, stand_in: bool = False) -> None:
         """Apply a push, or keep it for its clock's step. One that is late joins the next step."""
-        self.applied[push.session] = push.number
         self.pushed_at[push.session] = push.clock
+        self.applied[push.session] = push.number
         self.version += 1
         if keep:
             clock = max(push.clock, self.stepped)
@@ -157,11 +157,11 @@ class Shard:
                 entries.append(entry)
         text = {
             "table": self.table.to_dict(),
+            "pushed_at": [[str(session), clock] for session, clock in self.pushed_at.items()],
             "updater": self.updater.to_dict(),
             "slots": [[name, list(slot.shape)] for name, slot in self.slots.items()],
             "kept": [[clock, len(pushes)] for clock, pushes in self.kept.items()],
             "applied": [[str(session), number] for session, number in self.applied.items()],
-            "pushed_at": [[str(session), clock] for session, clock in self.pushed_at.items()],
             "stepped": self.stepped,
         }
         return text, entries
@@ -188,11 +188,11 @@ class Shard:
                 raise ValueError("a slot without values")
             slots[str(name)] = values.clone().reshape([int(size) for size in shape])
         shard.slots = slots
+        shard.pushed_at = {int(session): int(clock) for session, clock in text["pushed_at"]}
         for clock, count in text["kept"]:
             for _ in range(int(count)):
                 shard.kept.setdefault(int(clock), []).append(shard.push_from(next(remaining)))
         shard.applied = {int(session): int(number) for session, number in text["applied"]}
-        shard.pushed_at = {int(session): int(clock) for session, clock in text["pushed_at"]}
         shard.stepped = int(text["stepped"])
         shard.version, shard.generation = first.version, first.generation
         return shard
