@@ -28,6 +28,16 @@ class Lease:
     deadline: float = math.inf
 
 
+@dataclass(frozen=True)
+class Use:
+    """Rows that a worker has counted as used, under a mark of its own."""
+
+    mark: int
+    owner: int
+    start: int
+    stop: int
+
+
 @dataclass
 class LeaseTable:
     """One epoch. Owners `begin` when they know their rows; others' pieces are granted meanwhile.
@@ -47,6 +57,7 @@ class LeaseTable:
     _free: dict[int, list[Stretch]] = field(default_factory=dict)
     _leases: dict[int, Lease] = field(default_factory=dict)
     _away: set[int] = field(default_factory=set)
+    _last_uses: dict[int, Use] = field(default_factory=dict)
     _last_number: int = 0
 
     def begin(self, owner: int, num_rows: int) -> bool:
@@ -87,13 +98,19 @@ class LeaseTable:
         self._leases[lease.number] = lease
         return lease
 
-    def use(self, number: int, num_rows: int, now: float = 0.0) -> bool:
-        """Whether the holder may count the next rows of its lease as trained on: if it is valid."""
+    def use(self, number: int, num_rows: int, now: float = 0.0, mark: int = 0) -> bool:
+        """Whether the holder may count the next rows of its lease as trained on: if it is valid.
+
+        The last ones with a mark are remembered, should the holder die before it is done with them.
+        """
         self.expire(now)
         lease = self._leases.get(number)
         if lease is None:
             return False
         assert 0 <= num_rows <= lease.stop - lease.start, "more than was leased"
+        if mark:
+            use = Use(mark, lease.owner, lease.start, lease.start + num_rows)
+            self._last_uses[lease.holder] = use
         lease.start += num_rows
         lease.deadline = now + self.lease_seconds
         self._used[lease.owner] += num_rows
@@ -122,6 +139,9 @@ class LeaseTable:
         del self._leases[lease.number]
         self.num_granted -= lease.stop - lease.start
         insort(self._free[lease.owner], (lease.start, lease.stop))
+
+    def last_use(self, worker: int) -> Use | None:
+        return self._last_uses.get(worker)
 
     @property
     def has_begun(self) -> bool:

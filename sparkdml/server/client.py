@@ -18,7 +18,7 @@ from sparkdml.server.config import ServerConfig
 from sparkdml.server.courier import Courier
 from sparkdml.server.cutting import Gathering, add_up_rows, cut_rows, cut_whole
 from sparkdml.server.frames import HALF, Entry, Kind, Message, Status
-from sparkdml.server.keys import Indexes, Key, as_indexes
+from sparkdml.server.keys import Indexes, Key, Table, as_indexes
 from sparkdml.server.lines import Request
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.reading import ReadCache
@@ -98,8 +98,18 @@ class WorkerClient(Client):
     # Push and pull ------------------------------------------------------------------------------
 
     def push(
-        self, name: str, value: Tensor, rows: Rows | None = None, weight: float = 1.0
+        self,
+        name: str,
+        value: Tensor,
+        rows: Rows | None = None,
+        weight: float = 1.0,
+        mark: int = 0,
     ) -> Ticket[None]:
+        """See `Client.push`. With a `mark` it counts once in the worker's lives taken together.
+
+        Of one worker's marks to a table each must be larger than the last; one that is not does
+        nothing, in those parts of the table that have had it.
+        """
         known = self._book.find(name)
         table = known.table
         if not 0 <= weight < float("inf"):
@@ -114,9 +124,9 @@ class WorkerClient(Client):
             for entry in entries:
                 self._numbers[entry.key] += 1
                 entry.number = self._numbers[entry.key]
-                entry.weight, entry.worker = weight, self.worker
+                entry.weight, entry.worker, entry.mark = weight, self.worker, mark
                 self.stats.bytes_pushed += 0 if entry.values is None else entry.values.nbytes
-            self._courier.submit([self._push_request(entry, ticket) for entry in entries])
+            self._courier.submit([self._push_request(table, entry, ticket) for entry in entries])
         return ticket
 
     def _entries(
@@ -196,13 +206,17 @@ class WorkerClient(Client):
         self._courier.submit(requests)
         return ticket
 
-    def _push_request(self, entry: Entry, ticket: PartsTicket[None]) -> Request:
+    def _push_request(self, table: Table, entry: Entry, ticket: PartsTicket[None]) -> Request:
         def done(message: Message, answer: Entry) -> None:
             if answer.status == Status.REFUSED:
                 ticket.failed(CommunicationError("a server refused a push: has the table changed?"))
                 return
             if answer.status == Status.NOT_FINITE:
                 self.stats.dropped["not finite"] += 1
+            elif answer.status == Status.REPEATED:
+                self.stats.repeated += 1
+                with self._lock:
+                    self._reads.forget(table)  # it was added there, too
             else:
                 self.stats.pushes += 1
             ticket.part_done()
@@ -212,6 +226,11 @@ class WorkerClient(Client):
     def _submit(self, requests: list[Request]) -> None:
         with self._lock:
             self._courier.submit(requests)
+
+    def flush(self) -> None:
+        """Wait until the servers hold all that was pushed, without finishing the clock."""
+        self._pushes.wait()
+        self._check()
 
     # Clocks -------------------------------------------------------------------------------------
 

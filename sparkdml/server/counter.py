@@ -117,10 +117,13 @@ class Counter:
                 answer.decide(index, shard)
                 continue
             status = shard.check(entry, self._config.finite_only)
+            is_known = entry.number <= shard.applied.get(entry.session, 0)
+            if status is Status.OK and not is_known and shard.has_had(entry):
+                status = Status.REPEATED
             safe = self._when_safe(answer, index, status)
             if status is Status.GAP:
                 answer.decide(index, status)
-            elif entry.number <= shard.applied.get(entry.session, 0):
+            elif is_known:
                 self._stats.repeated += 1
                 # The first time it may not be safe yet.
                 self._replicator.wait(entry.key, shard.version, safe)
@@ -130,7 +133,10 @@ class Counter:
                 if status is Status.OK:
                     shard.take(shard.push_from(entry), self._keep, self._stand_in)
                 else:
-                    self._stats.dropped[status.name.lower().replace("_", " ")] += 1
+                    if status is Status.REPEATED:
+                        self._stats.repeated += 1
+                    else:
+                        self._stats.dropped[status.name.lower().replace("_", " ")] += 1
                     shard.skip(entry.session, entry.number)
                     entry.rows = entry.values = None
                 self._replicator.changed(shard, entry, before, safe)
@@ -226,6 +232,7 @@ class Counter:
                 new = Shard.from_parts(text, message.entries)
                 if isinstance(shard, Shard):  # who pushed what is older than the snapshot
                     new.applied, new.version = shard.applied, shard.version + 1
+                    new.marks = shard.marks
             new.stepped = self._clocks.slowest
             self._shards[entry.key] = new
             self._replicator.created(entry.key, safe)

@@ -90,6 +90,10 @@ class ReadCache:
     def last(self, table: Table) -> Seen | None:
         return self._seen.get(table.name)
 
+    def forget(self, table: Table) -> None:
+        self._seen.pop(table.name, None)
+        self._under_way.pop(table.name, None)
+
     def forget_all(self) -> None:
         self._seen.clear()
         self._under_way.clear()

@@ -18,6 +18,7 @@ class ClientStats:
     bytes_pulled: int = 0
     pushes: int = 0  # parts whose push was acknowledged
     pulls: int = 0  # parts that were read from a server
+    repeated: int = 0  # parts that had had a push from an earlier life of this worker
     cached_pulls: int = 0  # tables that were read from the cache, within the bound
     resent: int = 0  # requests that were sent again, to the same server or to its successor
     wait_seconds: float = 0.0  # what the caller spent in waiting
@@ -31,6 +32,7 @@ class ClientStats:
             "bytes_pulled": self.bytes_pulled,
             "pushes": self.pushes,
             "pulls": self.pulls,
+            "repeated": self.repeated,
             "cached_pulls": self.cached_pulls,
             "resent": self.resent,
             "wait_seconds": self.wait_seconds,

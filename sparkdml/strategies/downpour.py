@@ -22,6 +22,7 @@ from sparkdml.server.client import WorkerClient
 from sparkdml.server.consistency import TAP
 from sparkdml.server.optimizers import Adagrad, Add, Updater
 from sparkdml.strategies.parameter_server import ParameterServer
+from sparkdml.strategies.served_progress import mark_of_step
 from sparkdml.strategies.served_training import SUMS, VALUES, ServedTraining
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
@@ -96,6 +97,7 @@ class Gathered:
     weight: float = field(default=0.0)
     rows: int = field(default=0)
     steps: int = field(default=0)
+    last_step: int = field(default=0)
 
 
 class DownpourTraining(ServedTraining):
@@ -121,6 +123,7 @@ class DownpourTraining(ServedTraining):
         gathered.weight += totals.weight
         gathered.rows += num_rows
         gathered.steps += 1
+        gathered.last_step = self.training.step + 1
         self._unfetched += 1
         if gathered.steps >= self.strategy.n_push:
             self._push()
@@ -135,11 +138,13 @@ class DownpourTraining(ServedTraining):
 
     def _push(self) -> None:
         gathered, self._gathered = self._gathered, self._nothing()
+        client, mark = self.client, mark_of_step(gathered.last_step)
+        client.flush()  # one push at most is in doubt when a worker dies
         if gathered.weight:
-            self.client.push(VALUES, gathered.grads, weight=gathered.weight)
-        self.client.push(SUMS, gathered.stats)
-        done = torch.tensor([0.0, gathered.rows, gathered.steps], dtype=torch.float64)
-        self._tell_progress(self.told + done)
+            client.push(VALUES, gathered.grads, weight=gathered.weight, mark=mark)
+        client.push(SUMS, gathered.stats, mark=mark)
+        place = self.progress.place.after(gathered.rows, gathered.steps)
+        self.progress.tell(client, place, mark)
 
     def _nothing(self) -> Gathered:
         return Gathered(torch.zeros_like(self.pulled), torch.zeros_like(self.sums))
@@ -163,6 +168,7 @@ class DownpourTraining(ServedTraining):
         """At the first worker: let the others begin."""
         if self._gathered.steps:
             self._push()
+            self.client.flush()  # who comes back and finds WARM gathers as many steps as ever
         self.client.push(WARM, torch.ones(1)).wait()
         self._is_warm = True
 
@@ -173,6 +179,11 @@ class DownpourTraining(ServedTraining):
             self._end_warm_start()  # it had fewer steps than that
         self.client.clock()  # all of it is on the servers
         super()._end(epoch)
+
+    def _resume(self) -> None:
+        super()._resume()
+        if self.ctx.attempt:
+            self._is_warm = self._is_warm or bool(self.client.pull(WARM).wait().item())
 
     def _join(self) -> WorkerClient:
         client = super()._join()

@@ -28,12 +28,8 @@ from sparkdml.server.node import serve
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.seal import JobKey
 from sparkdml.strategies.base import Strategy
-from sparkdml.strategies.served_training import (
-    PROGRESS,
-    STALENESS,
-    WAIT_SECONDS,
-    ServedTraining,
-)
+from sparkdml.strategies.served_progress import PROGRESS
+from sparkdml.strategies.served_training import STALENESS, WAIT_SECONDS, ServedTraining
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding

@@ -3,8 +3,8 @@
 Within an epoch workers wait for each other only as the consistency model says, and never for one
 that is gone. Epochs end together: who is done leaves the clocks, so that it holds nobody up, and
 comes to a meeting at the driver, for which a lost worker is waited for, since Spark starts it
-again. How far each worker is stands on the servers, pushed with its gradients: so one that comes
-back goes on behind the last batch that the servers know of.
+again. How far each worker is stands on the servers, pushed with its gradients (see
+`served_progress.py`): so one that comes back goes on where it was, and no batch counts twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from sparkdml.comm.meetings import MeetingCommunicator
 from sparkdml.errors import CommunicationError, NonFiniteLoss
@@ -23,6 +22,7 @@ from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.position import nothing_read
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add, Updater
+from sparkdml.strategies.served_progress import Place, Progress, mark_of_start, mark_of_step
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.optimizers import ONLY
@@ -32,7 +32,7 @@ from sparkdml.training.training import Training
 if TYPE_CHECKING:
     from sparkdml.strategies.parameter_server import ParameterServer
 
-VALUES, SUMS, PROGRESS = "values", "sums", "progress"
+VALUES, SUMS = "values", "sums"
 # Columns of the history: what a worker waited for the servers and for other workers' clocks, on
 # average, and how many clocks the slowest was behind when it read.
 WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
@@ -54,7 +54,7 @@ class ServedTraining:
         self.initial = self.task.params.values.detach().cpu().clone()
         self.sums = torch.zeros(len(self.task.params.stats), dtype=torch.float64)
         self.before = self.sums.clone()  # what they were when the epoch began
-        self.told = torch.zeros(3, dtype=torch.float64)  # this worker's progress, as pushed
+        self.progress = Progress(ctx.rank, ctx.size)
         self.client = self._join()
 
     def make_updater(self) -> Updater:
@@ -74,7 +74,8 @@ class ServedTraining:
                         break
                     self.task.grad(batch)
                     training.clock.lap("compute")
-                    if isinstance(batch, LeasedBatch) and not batch.confirm():
+                    mark = mark_of_step(training.step + 1)
+                    if isinstance(batch, LeasedBatch) and not batch.confirm(mark):
                         epoch.own_rows -= batch.num_rows  # somebody else trains on them now
                         continue
                     self._step(epoch, batch.num_rows)
@@ -105,26 +106,18 @@ class ServedTraining:
     def exchange(self, totals: Totals, num_rows: int) -> None:
         """Push this batch's gradients with all that counts them, and pull the model."""
         client, params = self.client, self.task.params
-        client.push(VALUES, params.grads, weight=totals.weight)
-        self.tell(num_rows)
+        mark = mark_of_step(self.training.step + 1)
+        client.push(VALUES, params.grads, weight=totals.weight, mark=mark)
+        client.push(SUMS, params.stats.double().cpu(), mark=mark)
+        self.progress.tell(client, self.progress.place.after(num_rows, 1), mark)
         client.clock()
         self.fetch()
-
-    def tell(self, num_rows: int) -> None:
-        """Push what was measured, and how far this worker is."""
-        self.client.push(SUMS, self.task.params.stats.double().cpu())
-        self._tell_progress(self.told + torch.tensor([0.0, num_rows, 1.0], dtype=torch.float64))
 
     def fetch(self) -> None:
         tickets = [self.client.pull(VALUES, out=self.pulled), self.client.pull(SUMS, out=self.sums)]
         for ticket in tickets:
             ticket.wait()
         self.task.params.values.copy_(self.pulled)
-
-    def _tell_progress(self, progress: Tensor) -> None:
-        change = (progress - self.told).view(1, -1)
-        self.told = progress
-        self.client.push(PROGRESS, change, rows=[self.ctx.rank])
 
     @property
     def _is_stopped(self) -> bool:
@@ -149,9 +142,10 @@ class ServedTraining:
         """Begin it together; False if another worker knows that the run is to end."""
         if not self._agree_to_go_on(epoch.number):
             return False
-        rows = torch.tensor([epoch.number, epoch.own_rows, self.training.step]).double()
-        if not torch.equal(rows, self.told):
-            self._tell_progress(rows)
+        step = self.training.step
+        start = Place(epoch.number, int(epoch.own_rows), step)
+        if start != replace(self.progress.place, last_rows=0, last_steps=0):
+            self.progress.tell(self.client, start, mark_of_start(step))
         return True
 
     def _agree_to_go_on(self, number: int) -> bool:
@@ -219,28 +213,35 @@ class ServedTraining:
         try:
             client.init(VALUES, self.initial, updater=self.updater)
             client.init(SUMS, torch.zeros_like(self.sums), updater=Add(), exact=True)
-            nothing = torch.zeros(self.ctx.size, len(self.told), dtype=torch.float64)
-            client.init(PROGRESS, nothing, rows=True, updater=Add(), exact=True)
+            self.progress.init(client)
         except BaseException:
             client.abort()
             raise
         return client
 
     def _resume(self) -> None:
-        """Where an earlier attempt at this task has come to."""
-        self.told = self.client.pull(PROGRESS, rows=[self.ctx.rank]).wait().view(-1).clone()
-        if not self.ctx.attempt or not self.told.any():
+        """Where an earlier attempt at this task has come to, less the last step, to be sure."""
+        if not self.ctx.attempt:
+            return
+        place = self.progress.read(self.client)
+        if self.leases is None:
+            place = place.before_last
+        else:  # the desk has counted rows as used that the servers may never have heard of
+            repeated = self.leases.repeat_last(place.epoch)
+            if repeated == mark_of_step(place.step):
+                place = place.before_last
+        self.progress.place = place
+        if place == Place():
             return
         training = self.training
-        number, num_rows, step = (int(value) for value in self.told)
-        training.step = step
-        training.history = list(self.ctx.ask("history") or [])[:number]
-        epoch = Epoch(training, number)
-        epoch.own_rows = epoch.rows_before = float(num_rows)
-        if num_rows and self.leases is None:  # else the desk knows what is left
+        training.step = place.step
+        training.history = list(self.ctx.ask("history") or [])[: place.epoch]
+        epoch = Epoch(training, place.epoch)
+        epoch.own_rows = epoch.rows_before = float(place.rows)
+        if place.rows and self.leases is None:
             self.ctx.data.ingest()
             epoch.start = self.ctx.data.position_after(
-                num_rows, number, training.schedule.shuffle, nothing_read()
+                place.rows, place.epoch, training.schedule.shuffle, nothing_read()
             )
         training.first_epoch = epoch
-        self.ctx.reached(step)
+        self.ctx.reached(place.step)
