@@ -152,7 +152,7 @@ class WorkerClient(Client):
 
     def pull(
         self, name: str, rows: Rows | None = None, out: Tensor | None = None
-    ) -> Ticket[Tensor]:
+    ) -> PartsTicket[Tensor]:
         known = self._book.find(name)
         table = known.table
         indexes = None if rows is None else as_indexes(rows, table.num_rows)
@@ -227,30 +227,58 @@ class WorkerClient(Client):
         with self._lock:
             self._courier.submit(requests)
 
+    def stamp(self, name: str) -> int | None:
+        """Where the slowest worker was when a whole table was last read."""
+        return self._reads.stamp(self._book.find(name).table)
+
+    def read_again(self, name: str) -> bool:
+        """Whether what was last read of a whole table will do at this clock, too, by the bound.
+
+        It lacks what this worker has pushed since.
+        """
+        stamp = self.stamp(name)
+        if stamp is None or not self._config.consistency.may_reuse(stamp, self._clock):
+            return False
+        self.stats.cached_pulls += 1
+        self.stats.staleness[max(0, self._clock - stamp)] += 1
+        return True
+
     def flush(self) -> None:
         """Wait until the servers hold all that was pushed, without finishing the clock."""
+        start = time.monotonic()
         self._pushes.wait()
+        self.stats.wait_seconds += time.monotonic() - start
         self._check()
 
     # Clocks -------------------------------------------------------------------------------------
 
     def clock(self) -> int:
-        start = time.monotonic()
-        self._pushes.wait()
-        now = time.monotonic()
-        self.stats.wait_seconds += now - start
+        self.flush()
+        return self.clock_behind()
+
+    def clock_behind(self) -> int:
+        """Finish a clock as soon as the servers hold all that was pushed, and don't wait for it.
+
+        The next reads are of the new clock; they see this worker's own pushes, as always.
+        """
         self._check()
+        self._courier.busy_seconds = self._computed_seconds()
         # One that was excused for being slow goes on where the others are.
-        self._clock = max(self._clock + 1, self._courier.moved_on)
-        waited = self.stats.wait_seconds
-        self._courier.busy_seconds = max(0.0, now - self._clock_began - (waited - self._waited))
+        clock = self._clock = max(self._clock + 1, self._courier.moved_on)
+        self._pushes.when_none(lambda: self._courier.tell_clock(clock))
+        return clock
+
+    def _computed_seconds(self) -> float:
+        """Since the last clock, without the waits."""
+        now, waited = time.monotonic(), self.stats.wait_seconds
+        seconds = max(0.0, now - self._clock_began - (waited - self._waited))
         self._clock_began, self._waited = now, waited
-        self._courier.tell_clock(self._clock)
-        return self._clock
+        return seconds
 
     def _check(self) -> None:
-        if self._courier.error is not None:
-            raise CommunicationError(str(self._courier.error)) from self._courier.error
+        error = self._courier.error or self._pushes.error
+        if error is not None:
+            raise CommunicationError(str(error)) from error
 
     def barrier(self) -> None:
         self._pushes.wait()

@@ -81,11 +81,13 @@ class Counter:
         """Answer a read, now or when the clock allows it."""
         if not self._pull(message):
             self._reads.append(message)
-            self._stats.longest_queue = max(self._stats.longest_queue, len(self._reads))
+            self._stats.queue = len(self._reads)
+            self._stats.longest_queue = max(self._stats.longest_queue, self._stats.queue)
 
     def waiting_reads(self) -> list[Message]:
         """Those that waited for the clock: to be tried again."""
         waiting, self._reads = self._reads, []
+        self._stats.queue = 0
         return waiting
 
     def find_rows(self, message: Message) -> None:
@@ -109,6 +111,7 @@ class Counter:
         return self._shards.get(entry.key) or Status.UNKNOWN
 
     def push(self, message: Message) -> None:
+        self._stats.bytes_pushed += message.num_bytes
         answer = _Answer(message, self._send)
         for index, entry in enumerate(message.entries):
             entry.session, entry.clock = message.sender, message.clock
@@ -185,6 +188,7 @@ class Counter:
                     values = values.half()
                 answer.entries[index].values = values.reshape(-1)
                 self._stats.pulls += 1
+                self._stats.bytes_pulled += values.nbytes
                 answer.decide(index, Status.OK)
         return True
 

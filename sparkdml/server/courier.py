@@ -76,7 +76,7 @@ class Courier:
 
     def tell_clock(self, clock: int) -> None:
         """Let every server know, and go on telling those that don't answer."""
-        self._clock = clock
+        self._clock = max(self._clock, clock)
         self._watcher.wake()
 
     def close(self, leave: bool) -> None:

@@ -119,11 +119,14 @@ class Shard:
     def step(self, absent: Sequence[int] = ()) -> None:
         """Apply all pushes of the next clock as one, in the order of the workers.
 
-        For the `absent` ones who sent nothing their last push stands in, if there is one.
+        For the `absent` ones who sent nothing their last gradient stands in, if there is one. What
+        is added up counts something, and must not be counted again.
         """
         pushes = self.kept.pop(self.stepped, [])
         self.stepped += 1
         self.version += 1
+        if self.updater.additive:
+            absent = ()
         present = {push.worker for push in pushes}
         pushes += [
             push for worker in absent if worker not in present for push in self.last.get(worker, [])

@@ -49,9 +49,12 @@ class NodeStats:
     pushes: int = 0  # parts that an acknowledged push was applied to, or is kept for a step
     repeated: int = 0  # pushes that had been applied before, and were acknowledged again
     pulls: int = 0
+    bytes_pushed: int = 0  # what came, also where it was refused or had come before
+    bytes_pulled: int = 0
     rows_named: int = 0  # lists of rows that came as a signature
     installs: int = 0  # whole parts that were sent to another server
-    longest_queue: int = 0  # reads that waited for the clock at the same time
+    queue: int = 0  # reads that wait for the clock now
+    longest_queue: int = 0  # as many as ever waited at the same time
     dropped: Counter[str] = field(default_factory=Counter)  # why -> frames
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,8 +62,11 @@ class NodeStats:
             "pushes": self.pushes,
             "repeated": self.repeated,
             "pulls": self.pulls,
+            "bytes_pushed": self.bytes_pushed,
+            "bytes_pulled": self.bytes_pulled,
             "rows_named": self.rows_named,
             "installs": self.installs,
+            "queue": self.queue,
             "longest_queue": self.longest_queue,
             "dropped": dict(self.dropped),
         }

@@ -22,8 +22,9 @@ from sparkdml.server.client import WorkerClient
 from sparkdml.server.consistency import TAP
 from sparkdml.server.optimizers import Adagrad, Add, Updater
 from sparkdml.strategies.parameter_server import ParameterServer
+from sparkdml.strategies.served_fetching import SUMS, VALUES
 from sparkdml.strategies.served_progress import mark_of_step
-from sparkdml.strategies.served_training import SUMS, VALUES, ServedTraining
+from sparkdml.strategies.served_training import ServedTraining
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 from sparkdml.training.training import Training
@@ -147,7 +148,7 @@ class DownpourTraining(ServedTraining):
         self.progress.tell(client, place, mark)
 
     def _nothing(self) -> Gathered:
-        return Gathered(torch.zeros_like(self.pulled), torch.zeros_like(self.sums))
+        return Gathered(torch.zeros_like(self.initial), torch.zeros_like(self.sums))
 
     # -- beginning and end ------------------------------------------------------------------------
 

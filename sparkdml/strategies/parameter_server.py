@@ -23,13 +23,15 @@ from sparkdml.runtime.roles import Role
 from sparkdml.runtime.wire import Message
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency import BSP, Consistency
+from sparkdml.server.consistency.expulsion import Expulsion
 from sparkdml.server.membership import Membership
-from sparkdml.server.node import serve
-from sparkdml.server.optimizers import Updater
+from sparkdml.server.optimizers import SGD, Updater
 from sparkdml.server.seal import JobKey
 from sparkdml.strategies.base import Strategy
+from sparkdml.strategies.served_arguments import check_expulsion, check_overlap, may_overlap
 from sparkdml.strategies.served_progress import PROGRESS
 from sparkdml.strategies.served_training import STALENESS, WAIT_SECONDS, ServedTraining
+from sparkdml.strategies.serving import serve_until_the_end
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding
@@ -47,7 +49,9 @@ class ParameterServer(Strategy):
     """Train through servers that hold the model in parts.
 
     The history has `wait_seconds`, what a worker waited in the epoch on average, and `staleness`,
-    how many clocks what it read was behind.
+    how many clocks what it read was behind. Under `BSP` checkpoints are taken after any step, and
+    a resumed run ends with the same bits; under the others, and with `expulsion`, they are taken at
+    the ends of epochs.
 
     Args:
         num_servers: tasks that serve, beside the workers: each takes a slot.
@@ -63,6 +67,12 @@ class ParameterServer(Strategy):
             them; each comes once an epoch. (A run that was stopped within an epoch goes on with
             as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
             the others, workers wait for the slowest whatever it trains on.
+        expulsion: `Expulsion(…)`: a worker that stays far slower than the others is no longer
+            waited for, until it keeps up again. For `BSP` and `SSP`; None waits for everybody.
+            With `BSP(stand_in=True)` its last gradient counts again where it has none.
+        overlap: whether a worker goes on with the model it has, with its own last step made on it,
+            while the next one is on its way: within the bound of `SSP`, always under `ASP` and
+            `TAP`. None: where the servers use SGD, whose steps a worker can make by itself.
     """
 
     columns = (WAIT_SECONDS, STALENESS)
@@ -76,6 +86,8 @@ class ParameterServer(Strategy):
         encrypted: bool | None = None,
         timeout_seconds: float = 60.0,
         leased: bool = False,
+        expulsion: Expulsion | None = None,
+        overlap: bool | None = None,
     ) -> None:
         for name, value in (("num_servers", num_servers), ("replication", replication)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -96,10 +108,13 @@ class ParameterServer(Strategy):
                 f"False with {consistency!r}, under which workers wait for the slowest",
                 "Use consistency=TAP() or ASP().",
             )
+        check_expulsion(consistency, expulsion)
+        check_overlap(consistency, overlap)
         self.num_servers, self.consistency, self.replication = num_servers, consistency, replication
         self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
-        self.leased = leased
+        self.leased, self.expulsion, self.overlap = leased, expulsion, overlap
         self.snapshot: Mapping[str, Any] | None = None  # to be put onto the servers
+        self.sums_before: list[float] | None = None  # what had been counted before its epoch
 
     def roles(self, num_workers: int) -> list[Role]:
         return [
@@ -122,8 +137,13 @@ class ParameterServer(Strategy):
                     name, value, f"left out with {type(self).__name__}: the servers make the steps"
                 )
         assert not isinstance(task.optimizer, Mapping)
-        if self.updater is None:
-            updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))  # refuses others
+        updater = self.updater
+        if updater is None:
+            updater = updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))
+        if self.overlap and not isinstance(updater, SGD):
+            raise ParameterError(
+                "overlap", self.overlap, f"None or False with {updater!r}", "Use SGD."
+            )
         for callback in overriding(job.callbacks, "on_gradient"):
             raise ParameterError(
                 "callbacks",
@@ -149,6 +169,11 @@ class ParameterServer(Strategy):
         leases = LeaseDesk(num_workers, lease_seconds=LEASE_SECONDS) if self.leased else None
         return ServerDesk(self._config(JobKey.new()), leases)
 
+    def overlaps(self, updater: Updater) -> bool:
+        if self.overlap is not None:
+            return self.overlap
+        return may_overlap(self.consistency) and isinstance(updater, SGD)
+
     def config(self, ctx: Context) -> ServerConfig:
         """In a task: the key is known to this run's tasks alone."""
         encrypted = ctx.plan.must_encrypt if self.encrypted is None else self.encrypted
@@ -161,6 +186,7 @@ class ParameterServer(Strategy):
             num_workers=1,  # they meet before each epoch: nobody is to be waited for here
             consistency=self.consistency,
             replication=self.replication,
+            expulsion=self.expulsion,
             timeout_seconds=self.timeout_seconds,
         )
 
@@ -179,12 +205,7 @@ class ParameterServer(Strategy):
         )
 
     def _serve(self, ctx: Context) -> None:
-        def ask(what: str, **fields: Any) -> Any:
-            if ctx.wait_for_the_end(0):
-                return {"stop": True}  # the workers' job is done, or the driver is gone
-            return ctx.ask(what, **fields)
-
-        serve(ctx.rank, self.config(ctx), ask, ctx.host)
+        serve_until_the_end(ctx, self.config(ctx))
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -194,10 +215,10 @@ class ParameterServer(Strategy):
             return {}
         tables = dict(self._worker.client.snapshot())
         del tables[PROGRESS]
-        return {"tables": Entry(tables)}
+        return {"tables": Entry(tables), "sums_before": Entry(self._worker.before.tolist())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.snapshot = state["tables"]
+        self.snapshot, self.sums_before = state["tables"], state.get("sums_before")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_worker"}
@@ -206,7 +227,9 @@ class ParameterServer(Strategy):
         return (
             f"{type(self).__name__}(num_servers={self.num_servers}, "
             f"consistency={self.consistency!r}, replication={self.replication}, "
-            f"updater={self.updater!r}{', leased=True' if self.leased else ''})"
+            f"updater={self.updater!r}{', leased=True' if self.leased else ''}"
+            f"{f', expulsion={self.expulsion!r}' if self.expulsion else ''}"
+            f"{'' if self.overlap is None else f', overlap={self.overlap}'})"
         )
 
 
@@ -221,10 +244,14 @@ class ServerDesk:
         self.membership = Membership(config)
         self._meetings = Meetings()
         self._history: dict[int, Message] = {}
+        self._is_restored = False  # whether a checkpoint's tables are on the servers
 
     def answer(self, peer: Peer, about: str, fields: Message) -> Any:
         if about == "meeting":
             return self._meetings.come(**fields)
+        if about == "restored":
+            self._is_restored |= bool(fields["done"])
+            return self._is_restored
         if about == "row":
             self._history[int(fields["number"])] = fields["row"]
             return True

@@ -35,7 +35,7 @@ class Place:
     """After a push: where in the data and in the run a worker is."""
 
     epoch: int = 0
-    rows: int = 0  # of this epoch
+    rows: int = 0  # of this epoch, since the run began or was resumed
     step: int = 0
     last_rows: int = 0  # of the last push in this epoch, if there was one
     last_steps: int = 0

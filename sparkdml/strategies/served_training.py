@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,14 @@ import torch
 
 from sparkdml.comm.meetings import MeetingCommunicator
 from sparkdml.errors import CommunicationError, NonFiniteLoss
+from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeasedBatch
-from sparkdml.feed.position import nothing_read
+from sparkdml.feed.order import Ints
+from sparkdml.feed.position import nothing_read, owned
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add, Updater
+from sparkdml.strategies.served_fetching import SUMS, VALUES, Fetching, make_own_step
+from sparkdml.strategies.served_lockstep import Lockstep
 from sparkdml.strategies.served_progress import Place, Progress, mark_of_start, mark_of_step
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.epoch import Epoch
@@ -32,7 +37,6 @@ from sparkdml.training.training import Training
 if TYPE_CHECKING:
     from sparkdml.strategies.parameter_server import ParameterServer
 
-VALUES, SUMS = "values", "sums"
 # Columns of the history: what a worker waited for the servers and for other workers' clocks, on
 # average, and how many clocks the slowest was behind when it read.
 WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
@@ -49,12 +53,15 @@ class ServedTraining:
         ctx.speak_by(self.comm)
         self.leases = ctx.leases if strategy.leased else None
         self.updater = self.make_updater()
-        # What the servers hold lies in this process's memory, whatever device computes.
-        self.pulled = torch.empty_like(self.task.params.values, device="cpu")
         self.initial = self.task.params.values.detach().cpu().clone()
         self.sums = torch.zeros(len(self.task.params.stats), dtype=torch.float64)
         self.before = self.sums.clone()  # what they were when the epoch began
+        self.begun = self.sums.clone()  # the same, or when the run was resumed within it
         self.progress = Progress(ctx.rank, ctx.size)
+        self.fetching = Fetching(self, strategy.overlaps(self.updater))
+        self.lockstep = Lockstep(self)
+        self._num_rows_told = 0  # of the history
+        self._is_with_others = not ctx.attempt
         self.client = self._join()
 
     def make_updater(self) -> Updater:
@@ -70,9 +77,15 @@ class ServedTraining:
                     training.finish(epoch)
                     break
                 for batch in epoch:
+                    self.lockstep.object_if_behind()
                     if not batch.num_rows:
+                        if self.lockstep.applies and self._attend(epoch):
+                            continue
                         break
+                    self.fetching.ready_to_compute()
+                    began = time.perf_counter()
                     self.task.grad(batch)
+                    self.fetching.gradient_seconds = time.perf_counter() - began
                     training.clock.lap("compute")
                     mark = mark_of_step(training.step + 1)
                     if isinstance(batch, LeasedBatch) and not batch.confirm(mark):
@@ -100,28 +113,51 @@ class ServedTraining:
         self.exchange(totals, num_rows)
         training.clock.lap("communication")
         training.spans.lap("communication")
-        epoch.count(replace(totals, wishes=0.0, objections=0.0, stops=0.0))
+        epoch.count(self.lockstep.agreed(totals))
         epoch.tick()
+
+    def _attend(self, epoch: Epoch) -> bool:
+        """A step without a row, beside those who have some; False if nobody has."""
+        self.task.grad(Batch.empty())
+        self.client.push(SUMS, self.task.params.stats.double().cpu()).wait()
+        self.client.clock()
+        self.fetch()
+        self.training.clock.lap("communication")
+        totals = self.lockstep.agreed(Totals())
+        if self._is_stopped or not self.lockstep.anybody_has_rows:
+            return False
+        if totals.rows:
+            epoch.count(totals)
+        epoch.tick()
+        return True
 
     def exchange(self, totals: Totals, num_rows: int) -> None:
         """Push this batch's gradients with all that counts them, and pull the model."""
-        client, params = self.client, self.task.params
+        client, params, fetching = self.client, self.task.params, self.fetching
+        fetching.end()
+        client.flush()  # one step at most is in doubt when a worker dies
         mark = mark_of_step(self.training.step + 1)
-        client.push(VALUES, params.grads, weight=totals.weight, mark=mark)
+        grads = params.grads.to("cpu", copy=True) if fetching.overlaps else params.grads
+        client.push(VALUES, grads, weight=totals.weight, mark=mark)
         client.push(SUMS, params.stats.double().cpu(), mark=mark)
         self.progress.tell(client, self.progress.place.after(num_rows, 1), mark)
-        client.clock()
-        self.fetch()
+        client.clock_behind()
+        fetching.begin()
+        if fetching.overlaps:
+            make_own_step(params.values, params.grads, totals.weight, self.make_updater())
+            return
+        if self.training.epoch is not None and self.leases is None:
+            self.training.epoch.read_ahead()
+        fetching.end()
+        client.flush()  # before the next gradient is written where this one lies
 
     def fetch(self) -> None:
-        tickets = [self.client.pull(VALUES, out=self.pulled), self.client.pull(SUMS, out=self.sums)]
-        for ticket in tickets:
-            ticket.wait()
-        self.task.params.values.copy_(self.pulled)
+        self.fetching.begin()
+        self.fetching.end()
 
     @property
     def _is_stopped(self) -> bool:
-        return bool(self._totals().stops)
+        return bool(self.task.forward.totals(self.sums - self.begun).stops)
 
     def _totals(self) -> Totals:
         """Of all workers, since the epoch began."""
@@ -142,31 +178,43 @@ class ServedTraining:
         """Begin it together; False if another worker knows that the run is to end."""
         if not self._agree_to_go_on(epoch.number):
             return False
-        step = self.training.step
-        start = Place(epoch.number, int(epoch.own_rows), step)
-        if start != replace(self.progress.place, last_rows=0, last_steps=0):
-            self.progress.tell(self.client, start, mark_of_start(step))
+        if self.training.first_epoch is not epoch:  # else an earlier attempt has told of it
+            start = Place(epoch.number, 0, self.training.step)
+            if start != self.progress.place:
+                self.progress.tell(self.client, start, mark_of_start(start.step))
+        # One that was started again may be behind the others, until the epoch's end.
+        self.lockstep.begin_epoch(is_in_step=self._is_with_others)
+        self._is_with_others = True
         return True
 
     def _agree_to_go_on(self, number: int) -> bool:
-        training = self.training
+        training, strategy = self.training, self.strategy
         self.comm.begin(f"start of epoch {number}")
-        if self.strategy.snapshot is not None:
-            if not self.ctx.rank:
-                self.client.restore(self.strategy.snapshot)
-            self.strategy.snapshot = None
+        sums_before = strategy.sums_before
+        if strategy.snapshot is not None:
+            # Once only: who comes back after the barrier must not undo what the others have done.
+            if not self.ctx.rank and not self.ctx.ask("restored", done=False):
+                self.client.restore(strategy.snapshot)
+                self.ctx.ask("restored", done=True)
+            strategy.snapshot = strategy.sums_before = None
             self.comm.barrier()
         self.fetch()
-        if not self.ctx.rank and len(training.history) == number and number:
-            self.ctx.ask("row", number=number, row=training.history[-1])
-        met = self._exchange({"sums": self.sums.tolist(), "stopped": training.stopped})
-        self.before = torch.tensor(met[0]["sums"], dtype=torch.float64)
+        if not self.ctx.rank:
+            for index in range(self._num_rows_told, len(training.history)):
+                self.ctx.ask("row", number=index + 1, row=training.history[index])
+            self._num_rows_told = len(training.history)
+        own = {"sums": self.sums.tolist(), "stopped": training.stopped}
+        own["before"] = own["sums"] if sums_before is None else sums_before
+        met = self._exchange(own)
+        self.begun = torch.tensor(met[0]["sums"], dtype=torch.float64)
+        self.before = torch.tensor(met[0]["before"], dtype=torch.float64)
         reasons = [one["stopped"] for one in met if one["stopped"] is not None]
         training.stopped = reasons[0] if reasons else None
         return not reasons
 
     def _end(self, epoch: Epoch) -> None:
         """Everybody's totals, and the model that all have come to."""
+        self.fetching.drop()
         stats = self.client.stats
         self.ctx.event("client", **stats.to_dict())
         self.ctx.traffic.sent(stats.bytes_pushed, stats.pushes)
@@ -197,6 +245,8 @@ class ServedTraining:
         )
         if any(one["stops"] for one in met):
             training.interrupt()
+        else:
+            self.before = self.sums.clone()
 
     def _exchange(self, value: Any) -> list[Any]:
         return [json.loads(words) for words in self.comm.exchange(json.dumps(value).encode())]
@@ -237,11 +287,22 @@ class ServedTraining:
         training.step = place.step
         training.history = list(self.ctx.ask("history") or [])[: place.epoch]
         epoch = Epoch(training, place.epoch)
-        epoch.own_rows = epoch.rows_before = float(place.rows)
+        start, own_rows = self._start_of_resumed(place.epoch)
+        epoch.own_rows = epoch.rows_before = own_rows + place.rows
+        epoch.start = start if start.any() else None
         if place.rows and self.leases is None:
             self.ctx.data.ingest()
             epoch.start = self.ctx.data.position_after(
-                place.rows, place.epoch, training.schedule.shuffle, nothing_read()
+                place.rows, place.epoch, training.schedule.shuffle, start
             )
         training.first_epoch = epoch
         self.ctx.reached(place.step)
+
+    def _start_of_resumed(self, number: int) -> tuple[Ints, float]:
+        """Where in this epoch's rows the run was resumed, and how many had been read by then."""
+        checkpoint = self.training.checkpoint
+        state = None if checkpoint is None else checkpoint.load_entries()
+        if state is None or state["progress"].value["epoch"]["number"] != number:
+            return nothing_read(), 0.0
+        position = owned(state["position"].value, self.ctx.rank, self.ctx.size)
+        return position, float(state["own_rows"].value)

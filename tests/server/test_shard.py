@@ -92,6 +92,14 @@ def test_the_last_push_of_an_absent_worker_stands_in() -> None:
     assert shard.values.eq(-5 - 10).all(), "its own late push goes in its place"
 
 
+def test_nothing_stands_in_for_what_is_counted() -> None:
+    shard = shard_of(Add())
+    shard.take(shard.push_from(push(1, 1, torch.ones(6, 2))), True, stand_in=True)
+    shard.step()
+    shard.step(absent=[1])
+    assert shard.values.eq(1).all()
+
+
 def test_a_copy_is_the_same_in_everything() -> None:
     shard = shard_of(Adam(lr=0.1))
     shard.take(shard.push_from(push(0, 1, torch.randn(6, 2))), keep=False)
