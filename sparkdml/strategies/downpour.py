@@ -22,7 +22,7 @@ from sparkdml.server.client import WorkerClient
 from sparkdml.server.consistency import TAP
 from sparkdml.server.optimizers import Adagrad, Add, Updater
 from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.strategies.served_fetching import SUMS, VALUES
+from sparkdml.strategies.served_fetching import SUMS
 from sparkdml.strategies.served_progress import mark_of_step
 from sparkdml.strategies.served_training import ServedTraining
 from sparkdml.training.optimizers import ONLY
@@ -142,7 +142,7 @@ class DownpourTraining(ServedTraining):
         client, mark = self.client, mark_of_step(gathered.last_step)
         client.flush()  # one push at most is in doubt when a worker dies
         if gathered.weight:
-            client.push(VALUES, gathered.grads, weight=gathered.weight, mark=mark)
+            self.tables.push(client, gathered.grads, gathered.weight, mark)
         client.push(SUMS, gathered.stats, mark=mark)
         place = self.progress.place.after(gathered.rows, gathered.steps)
         self.progress.tell(client, place, mark)

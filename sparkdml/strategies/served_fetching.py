@@ -20,7 +20,7 @@ from sparkdml.server.tickets import PartsTicket
 if TYPE_CHECKING:
     from sparkdml.strategies.served_training import ServedTraining
 
-VALUES, SUMS = "values", "sums"
+SUMS = "sums"
 # Of the time of a gradient: so long a pull may take before the worker goes on with an older model.
 PATIENCE = 0.05
 
@@ -39,7 +39,8 @@ class Fetching:
 
     def begin(self) -> None:
         client = self._worker.client
-        self._tickets = [client.pull(VALUES, out=self._values), client.pull(SUMS, out=self._sums)]
+        self._tickets = self._worker.tables.pull(client, self._values)
+        self._tickets.append(client.pull(SUMS, out=self._sums))
 
     def end(self) -> None:
         """Wait for the pull, if one is under way, and put the model in place."""
@@ -61,7 +62,7 @@ class Fetching:
             return
         soon = PATIENCE * self.gradient_seconds
         is_there = all(ticket.wait_a_little(soon) for ticket in self._tickets)
-        if is_there or not self._worker.client.read_again(VALUES):
+        if is_there or not self._worker.tables.read_again(self._worker.client):
             self.end()
 
 

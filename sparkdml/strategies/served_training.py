@@ -25,9 +25,10 @@ from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read, owned
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add, Updater
-from sparkdml.strategies.served_fetching import SUMS, VALUES, Fetching, make_own_step
+from sparkdml.strategies.served_fetching import SUMS, Fetching, make_own_step
 from sparkdml.strategies.served_lockstep import Lockstep
 from sparkdml.strategies.served_progress import Place, Progress, mark_of_start, mark_of_step
+from sparkdml.strategies.served_tables import ServedTables
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.optimizers import ONLY
@@ -53,6 +54,7 @@ class ServedTraining:
         ctx.speak_by(self.comm)
         self.leases = ctx.leases if strategy.leased else None
         self.updater = self.make_updater()
+        self.tables = ServedTables.of(self.task.module, self.task.params, self.updater)
         self.initial = self.task.params.values.detach().cpu().clone()
         self.sums = torch.zeros(len(self.task.params.stats), dtype=torch.float64)
         self.before = self.sums.clone()  # what they were when the epoch began
@@ -138,7 +140,7 @@ class ServedTraining:
         client.flush()  # one step at most is in doubt when a worker dies
         mark = mark_of_step(self.training.step + 1)
         grads = params.grads.to("cpu", copy=True) if fetching.overlaps else params.grads
-        client.push(VALUES, grads, weight=totals.weight, mark=mark)
+        self.tables.push(client, grads, totals.weight, mark)
         client.push(SUMS, params.stats.double().cpu(), mark=mark)
         self.progress.tell(client, self.progress.place.after(num_rows, 1), mark)
         client.clock_behind()
@@ -170,7 +172,7 @@ class ServedTraining:
         updater = self.make_updater()
         if updater != self.updater:
             self.updater = updater
-            self.client.set_optimizer(updater, [VALUES])
+            self.client.set_optimizer(updater, self.tables.names)
 
     # -- an epoch -------------------------------------------------------------------------------
 
@@ -194,6 +196,7 @@ class ServedTraining:
         if strategy.snapshot is not None:
             # Once only: who comes back after the barrier must not undo what the others have done.
             if not self.ctx.rank and not self.ctx.ask("restored", done=False):
+                self.tables.check(strategy.snapshot)
                 self.client.restore(strategy.snapshot)
                 self.ctx.ask("restored", done=True)
             strategy.snapshot = strategy.sums_before = None
@@ -261,7 +264,7 @@ class ServedTraining:
     def _join(self) -> WorkerClient:
         client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)
         try:
-            client.init(VALUES, self.initial, updater=self.updater)
+            self.tables.init(client, self.initial, self.updater)
             client.init(SUMS, torch.zeros_like(self.sums), updater=Add(), exact=True)
             self.progress.init(client)
         except BaseException:

@@ -19,8 +19,9 @@ from sparkdml.server.optimizers import SGD
 from sparkdml.strategies import served_training
 from sparkdml.strategies.downpour import Downpour
 from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.strategies.served_fetching import SUMS, VALUES
+from sparkdml.strategies.served_fetching import SUMS
 from sparkdml.strategies.served_progress import PROGRESS, mark_of_step
+from sparkdml.strategies.served_tables import VALUES
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import train_served
