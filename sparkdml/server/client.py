@@ -232,12 +232,12 @@ class WorkerClient(Client):
         return self._reads.stamp(self._book.find(name).table)
 
     def read_again(self, name: str) -> bool:
-        """Whether what was last read of a whole table will do at this clock, too, by the bound.
+        """Whether what was last read of a whole table will do at this clock, until the next is there.
 
         It lacks what this worker has pushed since.
         """
         stamp = self.stamp(name)
-        if stamp is None or not self._config.consistency.may_reuse(stamp, self._clock):
+        if stamp is None or not self._config.consistency.may_go_on(stamp, self._clock):
             return False
         self.stats.cached_pulls += 1
         self.stats.staleness[max(0, self._clock - stamp)] += 1

@@ -243,6 +243,7 @@ class ServerNode:
         if self._view.workers.get(worker) != message.sender:
             return  # it is thought to be dead, and must join first; or has joined in another life
         if message.flags == LEAVE:
+            self._clocks.finish(worker, message.clock)  # perhaps it has not been told before
             self._clocks.leave(worker)
             for shard in self._shards.values():  # all its pushes were acknowledged
                 shard.applied.pop(message.sender, None)

@@ -181,8 +181,8 @@ class DownpourTraining(ServedTraining):
         self.client.clock()  # all of it is on the servers
         super()._end(epoch)
 
-    def _resume(self) -> None:
-        super()._resume()
+    def come_back(self) -> None:
+        super().come_back()
         if self.ctx.attempt:
             self._is_warm = self._is_warm or bool(self.client.pull(WARM).wait().item())
 

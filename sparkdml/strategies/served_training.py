@@ -21,13 +21,12 @@ from sparkdml.comm.meetings import MeetingCommunicator
 from sparkdml.errors import CommunicationError, NonFiniteLoss
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeasedBatch
-from sparkdml.feed.order import Ints
-from sparkdml.feed.position import nothing_read, owned
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add, Updater
 from sparkdml.strategies.served_fetching import SUMS, Fetching, make_own_step
 from sparkdml.strategies.served_lockstep import Lockstep
 from sparkdml.strategies.served_progress import Place, Progress, mark_of_start, mark_of_step
+from sparkdml.strategies.served_return import come_back
 from sparkdml.strategies.served_tables import ServedTables
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.epoch import Epoch
@@ -73,7 +72,7 @@ class ServedTraining:
     def run(self) -> None:
         training = self.training
         try:
-            self._resume()
+            self.come_back()
             for epoch in training.epochs():
                 if not self._start(epoch):
                     training.finish(epoch)
@@ -218,6 +217,7 @@ class ServedTraining:
     def _end(self, epoch: Epoch) -> None:
         """Everybody's totals, and the model that all have come to."""
         self.fetching.drop()
+        self.client.flush()
         stats = self.client.stats
         self.ctx.event("client", **stats.to_dict())
         self.ctx.traffic.sent(stats.bytes_pushed, stats.pushes)
@@ -261,6 +261,11 @@ class ServedTraining:
 
     # -- coming, and coming back ------------------------------------------------------------------
 
+    def come_back(self) -> None:
+        """Go on where an earlier attempt at this task has come to, if this is not the first."""
+        if self.ctx.attempt:
+            come_back(self)
+
     def _join(self) -> WorkerClient:
         client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)
         try:
@@ -271,41 +276,3 @@ class ServedTraining:
             client.abort()
             raise
         return client
-
-    def _resume(self) -> None:
-        """Where an earlier attempt at this task has come to, less the last step, to be sure."""
-        if not self.ctx.attempt:
-            return
-        place = self.progress.read(self.client)
-        if self.leases is None:
-            place = place.before_last
-        else:  # the desk has counted rows as used that the servers may never have heard of
-            repeated = self.leases.repeat_last(place.epoch)
-            if repeated == mark_of_step(place.step):
-                place = place.before_last
-        self.progress.place = place
-        if place == Place():
-            return
-        training = self.training
-        training.step = place.step
-        training.history = list(self.ctx.ask("history") or [])[: place.epoch]
-        epoch = Epoch(training, place.epoch)
-        start, own_rows = self._start_of_resumed(place.epoch)
-        epoch.own_rows = epoch.rows_before = own_rows + place.rows
-        epoch.start = start if start.any() else None
-        if place.rows and self.leases is None:
-            self.ctx.data.ingest()
-            epoch.start = self.ctx.data.position_after(
-                place.rows, place.epoch, training.schedule.shuffle, start
-            )
-        training.first_epoch = epoch
-        self.ctx.reached(place.step)
-
-    def _start_of_resumed(self, number: int) -> tuple[Ints, float]:
-        """Where in this epoch's rows the run was resumed, and how many had been read by then."""
-        checkpoint = self.training.checkpoint
-        state = None if checkpoint is None else checkpoint.load_entries()
-        if state is None or state["progress"].value["epoch"]["number"] != number:
-            return nothing_read(), 0.0
-        position = owned(state["position"].value, self.ctx.rank, self.ctx.size)
-        return position, float(state["own_rows"].value)

@@ -14,5 +14,5 @@ class TAP(Consistency):
     def may_read(self, clock: int, slowest: int) -> bool:
         return True
 
-    def may_reuse(self, stamp: int, clock: int) -> bool:
+    def may_go_on(self, stamp: int, clock: int) -> bool:
         return True
