@@ -232,7 +232,7 @@ class WorkerClient(Client):
         return self._reads.stamp(self._book.find(name).table)
 
     def read_again(self, name: str) -> bool:
-        """Whether what was last read of a whole table will do at this clock, until the next is there.
+        """Whether what was last read of a whole table will do while the next read is under way.
 
         It lacks what this worker has pushed since.
         """

@@ -190,9 +190,9 @@ class ServedTraining:
 
     def _agree_to_go_on(self, number: int) -> bool:
         training, strategy = self.training, self.strategy
-        self.comm.begin(f"start of epoch {number}")
         sums_before = strategy.sums_before
         if strategy.snapshot is not None:
+            self.comm.begin("a checkpoint")  # to which nobody comes who has trained since
             # Once only: who comes back after the barrier must not undo what the others have done.
             if not self.ctx.rank and not self.ctx.ask("restored", done=False):
                 self.tables.check(strategy.snapshot)
@@ -200,6 +200,7 @@ class ServedTraining:
                 self.ctx.ask("restored", done=True)
             strategy.snapshot = strategy.sums_before = None
             self.comm.barrier()
+        self.comm.begin(f"start of epoch {number}")
         self.fetch()
         if not self.ctx.rank:
             for index in range(self._num_rows_told, len(training.history)):
