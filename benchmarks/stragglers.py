@@ -4,6 +4,7 @@ A row takes its time by sleeping, so that the machine's few cores don't decide. 
 at the pace of the slow worker; the strategies for such a case should need two thirds of its time or
 less: adaptive balance, AD-PSGD with moving rows, backup workers. The table also has what each epoch
 was made of: rows that were trained on, rows that the slow worker took, rows that were skipped.
+L-BFGS with backups is compared with L-BFGS without, by the seconds of one pass over the rows.
 """
 
 from __future__ import annotations
@@ -36,14 +37,17 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WORKERS, WIDTH, BATCH, SLOW_RANK, TIMES_SLOWER = 4, 16, 32, 3, 4
-AIM = 1.5  # times sooner than AllReduce
+AIM = 1.5  # times sooner than what waits for the slow worker
 
 STRATEGIES: dict[str, Strategy] = {
     "AllReduce": dml.AllReduce(),
     "AdaptiveBalance": dml.AdaptiveBalance(),
     "ADPSGD": dml.ADPSGD(),
     "BackupWorkers": dml.BackupWorkers(backup=1),
+    "LBFGS": dml.LBFGS(tolerance=0.0),
+    "LBFGS(backups=True)": dml.LBFGS(tolerance=0.0, backups=True),
 }
+PLAIN = {"LBFGS(backups=True)": "LBFGS"}  # what a strategy is compared with, if not AllReduce
 
 
 class Sleeps(nn.Module):
@@ -69,6 +73,7 @@ class RowsOfTheSlow(dml.Callback):
         assert training.epoch is not None
         own = torch.tensor([training.epoch.own_rows])
         row["slow_rows"] = training.ctx.comm.allgather(own)[SLOW_RANK].item()
+        row["seconds_a_pass"] = row["seconds"] / row.get("passes", 1.0)
 
 
 @dataclass(frozen=True)
@@ -76,17 +81,17 @@ class Outcome:
     """Of one strategy: the median over the epochs after the first, in which rows are read."""
 
     name: str
-    seconds: float
+    seconds_a_pass: float
     loss: float
     rows: float
     slow_rows: float
     skipped_rows: float
 
-    def line(self, plain: float) -> str:
+    def line(self, plain: Outcome) -> str:
         cells = (
             self.name,
-            f"{self.seconds:.2f}",
-            f"{plain / self.seconds:.2f}",
+            f"{self.seconds_a_pass:.2f}",
+            f"{plain.seconds_a_pass / self.seconds_a_pass:.2f}",
             f"{self.rows:,.0f}",
             f"{self.slow_rows:,.0f}",
             f"{self.skipped_rows:,.0f}",
@@ -102,10 +107,9 @@ def make_rows(spark: SparkSession, count: int) -> DataFrame:
 
 
 def train(rows: DataFrame, name: str, epochs: int, seconds_a_row: float) -> Outcome:
-    fitted = dml.TorchEstimator(
+    estimator = dml.TorchEstimator(
         model=partial(Sleeps, seconds_a_row),
         loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
         batchSize=BATCH,
         epochs=epochs,
         numWorkers=WORKERS,
@@ -113,11 +117,14 @@ def train(rows: DataFrame, name: str, epochs: int, seconds_a_row: float) -> Outc
         strategy=STRATEGIES[name],
         callbacks=[RowsOfTheSlow()],
         verbose=0,
-    ).fit(rows)
+    )
+    if not STRATEGIES[name].brings_optimizer:
+        estimator.setOptimizer(partial(torch.optim.SGD, lr=0.1))
+    fitted = estimator.fit(rows)
     later = list(fitted.history)[1:]
     middle = {
         column: statistics.median(row.get(column, 0.0) for row in later)
-        for column in ("seconds", "rows", "slow_rows", "skipped_rows")
+        for column in ("seconds_a_pass", "rows", "slow_rows", "skipped_rows")
     }
     return Outcome(name, loss=later[-1]["loss"], **middle)
 
@@ -137,13 +144,17 @@ def start_session() -> SparkSession:
 
 
 def to_markdown(outcomes: Sequence[Outcome]) -> str:
-    plain = next(one.seconds for one in outcomes if one.name == "AllReduce")
     lines = [
-        "| strategy | s an epoch | times sooner | rows | of the slow | skipped | loss |",
+        "| strategy | s a pass | times sooner | rows | of the slow | skipped | loss |",
         "|---|---|---|---|---|---|---|",
-        *(outcome.line(plain) for outcome in outcomes),
+        *(outcome.line(plain_of(outcome, outcomes)) for outcome in outcomes),
     ]
     return "\n".join(lines) + "\n"
+
+
+def plain_of(one: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
+    name = PLAIN.get(one.name, one.name if one.name in PLAIN.values() else "AllReduce")
+    return next(other for other in outcomes if other.name == name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,8 +179,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table)
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / "stragglers.md").write_text(table)
-    plain = outcomes[0].seconds
-    missed = [one.name for one in outcomes[1:] if plain / one.seconds < AIM]
+    missed = [
+        one.name
+        for one in outcomes
+        if (plain := plain_of(one, outcomes)) is not one
+        and plain.seconds_a_pass / one.seconds_a_pass < AIM
+    ]
     for name in missed:
         print(f"less than {AIM} times sooner: {name}", file=sys.stderr)
     return 1 if missed else 0

@@ -63,7 +63,12 @@ def line_up() -> dict[str, dml.Strategy]:
         "Averaging": dml.Averaging(),
         "Hogwild": dml.Hogwild(),
         "ParameterServer": dml.ParameterServer(),
+        "SSP(3)": dml.ParameterServer(consistency=dml.SSP(3)),
+        "TAP": dml.ParameterServer(consistency=dml.TAP()),
+        "Downpour": dml.Downpour(),
+        "Hybrid(2)": dml.Hybrid(group_size=2),
         "LBFGS": dml.LBFGS(),
+        "NewtonCG": dml.NewtonCG(),
     }
 
 
@@ -163,9 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_environment()
     options.results.mkdir(parents=True, exist_ok=True)
     spark = (
-        dml.session_builder(
-            "sparkdml benchmarks", "local[6]"
-        )  # some strategies have tasks beside the four workers
+        # Some strategies have tasks beside the four workers.
+        dml.session_builder("sparkdml benchmarks", "local[6]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "3g")
         .getOrCreate()

@@ -35,9 +35,14 @@ def make_rows(spark: SparkSession, num_rows: int = 600) -> DataFrame:
     )
 
 
+def make_network() -> nn.Module:
+    """A function, and no module: so `seed` decides its initial weights too."""
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
 def make_pipeline(num_workers: int = 2) -> tuple[Pipeline, dml.TorchEstimator]:
     network = dml.TorchEstimator(
-        model=nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3)),
+        model=make_network,
         loss=nn.CrossEntropyLoss(),
         optimizer=partial(torch.optim.Adam, lr=0.01),
         batchSize=16,

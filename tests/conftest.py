@@ -40,6 +40,14 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A module that a test makes has the same weights in every run, whatever ran before."""
+    import torch
+
+    torch.manual_seed(7)
+
+
+@pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """A test leaves the environment and our own threads as it found them."""
     before, threads_before = dict(os.environ), set(threading.enumerate())

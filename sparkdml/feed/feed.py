@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from sparkdml.errors import DataError
-from sparkdml.feed.augment import augmented
+from sparkdml.feed.augment import InOrder, Place, augmented
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.collate import Collator
 from sparkdml.feed.cutting import count_not_finite, cut, select, without_short
@@ -60,7 +60,7 @@ class Feed:
         """With `on_sealed` the spool is kept for others, and its folder told once it is whole."""
         self.plan = plan
         self.device = torch.device(device)
-        self._rank = rank
+        self.rank = rank
         self._on_sealed = on_sealed
         self.folder: Path | None = None
         if on_sealed is not None:
@@ -115,15 +115,17 @@ class Feed:
                 chunks = self._taken(batch_size, epoch, shuffle, position)
         if self.plan.drop_last:
             chunks = without_short(chunks, batch_size)
-        return self.deliver(chunks, epoch, 0 if position is None else int(position.sum()))
+        rows_before = 0 if position is None else int(position.sum())
+        return self.deliver(chunks, InOrder(epoch, self.rank, rows_before))
 
-    def deliver(self, chunks: Iterator[Arrays], epoch: int, rows_before: int) -> Iterator[Batch]:
+    def deliver(
+        self, chunks: Iterator[Arrays], place_of: Callable[[Batch], Place]
+    ) -> Iterator[Batch]:
         """Rows of an epoch, wherever they come from, as batches to train on."""
         batches = self._deliver(chunks)
         if self.plan.augment is None:
             return batches
-        key = (self.plan.seed, epoch, self._rank)
-        return augmented(batches, self.plan.augment, key, rows_before, self.device)
+        return augmented(batches, self.plan.augment, self.plan.seed, place_of, self.device)
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         """The held-out rows, always in the same order, each once."""

@@ -30,12 +30,17 @@ class LeaseDesk:
         lease_seconds: how long a worker may go without using a row of its lease. None: for ever,
             as in a gang, of which no member can be lost alone; then nobody waits for leases that
             may come back.
+        backs_up: whether idle workers are given of what slow ones have not used yet.
     """
 
     def __init__(
-        self, num_workers: int, max_batches: int = 4, lease_seconds: float | None = None
+        self,
+        num_workers: int,
+        max_batches: int = 4,
+        lease_seconds: float | None = None,
+        backs_up: bool = False,
     ) -> None:
-        self._num_workers, self._max_batches = num_workers, max_batches
+        self._num_workers, self._max_batches, self._backs_up = num_workers, max_batches, backs_up
         self._lease_seconds = math.inf if lease_seconds is None else lease_seconds
         self._tables: dict[int, LeaseTable] = {}
         self._cards: dict[tuple[int, int], Message] = {}  # by epoch and owner
@@ -81,7 +86,7 @@ class LeaseDesk:
     def _table(self, epoch: int) -> LeaseTable:
         if epoch not in self._tables:
             self._tables[epoch] = LeaseTable(
-                self._num_workers, self._max_batches, self._lease_seconds
+                self._num_workers, self._max_batches, self._lease_seconds, self._backs_up
             )
             for old in [one for one in self._tables if one <= epoch - NUM_EPOCHS_KEPT]:
                 del self._tables[old]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from sparkdml.errors import CommunicationError
+from sparkdml.feed.augment import Place
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.epoch_order import PlacedOrder
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.order import Ints
+from sparkdml.feed.plan import Arrays
 from sparkdml.feed.position import packed, unpacked
 from sparkdml.feed.row_wire import OwnerGone
 from sparkdml.feed.shared_rows import SharedRows
@@ -65,15 +68,28 @@ class SpoolSource:
         self._orders[owner] = self._shared.order(owner, self._epoch, self._shuffle, position)
 
     def batches(self, pieces: Iterator[Sequence[Piece]]) -> Iterator[Batch]:
-        arrays = (self._shared.take_pieces(self._orders, item) for item in pieces)
-        return self._feed.deliver(arrays, self._epoch, 0)
+        places: deque[Place] = deque()  # of batches that have been read, and not yet delivered
+
+        def take() -> Iterator[Arrays]:
+            for item in pieces:
+                owner, start, _ = item[0]
+                places.append((self._epoch, owner, start))
+                yield self._shared.take_pieces(self._orders, item)
+
+        return self._feed.deliver(take(), lambda _: places.popleft())
 
 
 class LeasedBatch(Batch):
-    """Rows that this worker alone may use, as long as its lease is valid."""
+    """Rows that this worker alone may use, as long as its lease is valid.
 
-    def __init__(self, batch: Batch, confirm: Callable[[int], bool]) -> None:
+    `place` says which these are: the owner, and how many of its rows come before them.
+    """
+
+    def __init__(
+        self, batch: Batch, place: tuple[int, int], confirm: Callable[[int], bool]
+    ) -> None:
         super().__init__(dict(batch), batch.num_rows)
+        self.place = place
         self._confirm: Callable[[int], bool] | None = confirm
         self._is_valid = True
 
@@ -87,6 +103,15 @@ class LeasedBatch(Batch):
             confirm, self._confirm = self._confirm, None
             self._is_valid = confirm(mark)
         return self._is_valid
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch of a lease."""
+
+    lease: int
+    place: tuple[int, int]
+    rows: int
 
 
 class LeaseReader:
@@ -106,27 +131,30 @@ class LeaseReader:
         shuffle: bool = True,
         position: Ints | None = None,
         until: int | None = None,
+        like_epoch: int | None = None,
     ) -> Iterator[LeasedBatch]:
         """What this worker is given of an epoch, or until so many rows of it have been given out.
 
         Every row of all workers comes to one of them. `position` is of this worker's own rows.
+        `like_epoch` is the epoch whose order and random numbers the rows have, if not this one.
         """
-        self.begin(epoch, shuffle, position)
+        self.begin(epoch, shuffle, position, like_epoch)
         gone_since = None
         while True:
-            numbers: deque[tuple[int, int]] = deque()  # of leases and rows, of what is under way
-            pieces = self._pieces(batch_size, epoch, until, numbers)
+            under_way: deque[_Part] = deque()
+            pieces = self._pieces(batch_size, epoch, until, under_way)
             try:
                 for batch in self._source.batches(pieces):
                     gone_since = None
-                    number, rows = numbers.popleft()
-                    if number in self._lost:
+                    part = under_way.popleft()
+                    if part.lease in self._lost:
                         continue
-                    if number == AGAIN:
-                        leased = LeasedBatch(batch, self._use_again)
+                    if part.lease == AGAIN:
+                        use: Callable[[int], bool] = self._use_again
                     else:
-                        leased = LeasedBatch(batch, partial(self._use, epoch, number, rows))
-                    if not (self._source.drops_last and rows < batch_size):
+                        use = partial(self._use, epoch, part.lease, part.rows)
+                    leased = LeasedBatch(batch, part.place, use)
+                    if not (self._source.drops_last and part.rows < batch_size):
                         yield leased
                     leased.confirm()
                 return
@@ -134,17 +162,25 @@ class LeaseReader:
                 gone_since = gone_since or time.monotonic()
                 if time.monotonic() - gone_since > PATIENCE_SECONDS:
                     raise
-                for number in {number for number, _ in numbers}:
+                for number in {part.lease for part in under_way}:
                     self._ask("back", epoch, number=number)
                 self._met = {self._rank}
                 time.sleep(ASK_AGAIN_SECONDS)
 
-    def begin(self, epoch: int, shuffle: bool = True, position: Ints | None = None) -> None:
+    def begin(
+        self,
+        epoch: int,
+        shuffle: bool = True,
+        position: Ints | None = None,
+        like_epoch: int | None = None,
+    ) -> None:
         """Tell the desk what this worker has. A gang that does so together need not wait later."""
         if self._begun != epoch:
-            num_rows, card = self._source.begin(epoch, shuffle, position)
+            ordered_as = epoch if like_epoch is None else like_epoch
+            num_rows, card = self._source.begin(ordered_as, shuffle, position)
             self._ask("begin", epoch, rows=num_rows, card=card)
             self._begun, self._met = epoch, {self._rank}
+            self._lost.clear()  # another epoch has leases of the same numbers
 
     def repeat_last(self, epoch: int) -> int:
         """After a restart: begin with the rows that were confirmed last: were they made use of?
@@ -163,12 +199,12 @@ class LeaseReader:
         return int(self._ask("used", epoch)["rows"])
 
     def _pieces(
-        self, batch_size: int, epoch: int, until: int | None, numbers: deque[tuple[int, int]]
+        self, batch_size: int, epoch: int, until: int | None, under_way: deque[_Part]
     ) -> Iterator[Sequence[Piece]]:
         if self._again is not None and self._again[0] == epoch:
             owner, start, stop = self._again[1]
             self._meet(epoch, owner)
-            numbers.append((AGAIN, stop - start))
+            under_way.append(_Part(AGAIN, (owner, start), stop - start))
             yield [(owner, start, stop)]
         while True:
             answer = self._ask("next", epoch, batch=batch_size, until=until)
@@ -178,14 +214,14 @@ class LeaseReader:
                 time.sleep(ASK_AGAIN_SECONDS)
                 continue
             number, owner, start, stop = answer["lease"]
-            numbers.append((number, 0))  # should the owner be gone
+            under_way.append(_Part(number, (owner, start), 0))  # should the owner be gone
             self._meet(epoch, owner)
-            numbers.pop()
+            under_way.pop()
             for first in range(start, stop, batch_size):
                 if number in self._lost:
                     break
                 last = min(first + batch_size, stop)
-                numbers.append((number, last - first))
+                under_way.append(_Part(number, (owner, first), last - first))
                 yield [(owner, first, last)]
 
     def _meet(self, epoch: int, owner: int) -> None:

@@ -4,6 +4,8 @@ An owner's rows of an epoch have an order; a piece is a stretch of it. A worker 
 back sooner and so takes more; its own rows come first, since they are on its own disk. What a lease
 has not used when it expires, or when its holder dies, goes to somebody else, and the old holder is
 told so when it wants to use it: each row is used exactly once, whatever happens in whatever order.
+Where there are backups, nobody need wait for a slow holder either: who finds nothing free computes
+what others have not come to, or what they are at, and the first to be done counts.
 Pure: time comes from the caller.
 """
 
@@ -26,6 +28,7 @@ class Lease:
     start: int  # moves on as rows are used
     stop: int
     deadline: float = math.inf
+    rival: int | None = None  # the number of another lease of the same rows: a backup, or its cause
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,13 @@ class LeaseTable:
         num_owners: how many owners there will be.
         max_batches: the longest lease, in batches. Towards the end of an epoch they are shorter.
         lease_seconds: how long a worker may go without using a row of its lease.
+        backs_up: whether a worker for whom nothing is free is given of what others have.
     """
 
     num_owners: int
     max_batches: int = 4
     lease_seconds: float = math.inf
+    backs_up: bool = False
     num_granted: int = 0  # rows, less those that came back
     _rows: dict[int, int] = field(default_factory=dict)
     _used: dict[int, int] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class LeaseTable:
     def grant(
         self, worker: int, batch_rows: int, now: float = 0.0, until: float = math.inf
     ) -> Lease | None:
-        """The next piece for a worker; None if none is free, or `until` rows have been granted."""
+        """The next piece for a worker; None if there is none, or `until` rows have been granted."""
         self.expire(now)
         free = {
             owner: sum(stop - start for start, stop in stretches)
@@ -83,7 +88,7 @@ class LeaseTable:
         }
         left = min(sum(free.values()), until - self.num_granted)
         if left <= 0:
-            return None
+            return None if free or not self.backs_up else self._back_up(worker, batch_rows, now)
         owner = worker if worker in free else max(free, key=lambda o: (free[o], -o))
         # Guided self-scheduling: half of an even share of what is left, so that all end together.
         batches = int(left / batch_rows) // (2 * max(1, self.num_owners))
@@ -92,11 +97,27 @@ class LeaseTable:
         if stop - start > length:
             insort(self._free[owner], (start + length, stop))
             stop = start + length
-        self._last_number += 1
         self.num_granted += stop - start
+        return self._lease(worker, owner, start, stop, now)
+
+    def _lease(self, worker: int, owner: int, start: int, stop: int, now: float) -> Lease:
+        self._last_number += 1
         lease = Lease(self._last_number, worker, owner, start, stop, now + self.lease_seconds)
         self._leases[lease.number] = lease
         return lease
+
+    def _back_up(self, worker: int, batch_rows: int, now: float) -> Lease | None:
+        """Of the longest lease that another has: all but its first batch, or that batch as well."""
+        others = [one for one in self._leases.values() if one.holder != worker and not one.rival]
+        if not others or not self.has_begun:
+            return None
+        lease = max(others, key=lambda one: (one.stop - one.start, -one.number))
+        if lease.stop - lease.start > batch_rows:
+            stop, lease.stop = lease.stop, lease.start + batch_rows
+            return self._lease(worker, lease.owner, lease.stop, stop, now)
+        backup = self._lease(worker, lease.owner, lease.start, lease.stop, now)
+        backup.rival, lease.rival = lease.number, backup.number
+        return backup
 
     def use(self, number: int, num_rows: int, now: float = 0.0, mark: int = 0) -> bool:
         """Whether the holder may count the next rows of its lease as trained on: if it is valid.
@@ -108,6 +129,9 @@ class LeaseTable:
         if lease is None:
             return False
         assert 0 <= num_rows <= lease.stop - lease.start, "more than was leased"
+        assert lease.rival is None or num_rows == lease.stop - lease.start, "a batch, and no less"
+        if lease.rival is not None:
+            del self._leases[lease.rival]
         if mark:
             use = Use(mark, lease.owner, lease.start, lease.start + num_rows)
             self._last_uses[lease.holder] = use
@@ -137,6 +161,9 @@ class LeaseTable:
 
     def _give_back(self, lease: Lease) -> None:
         del self._leases[lease.number]
+        if lease.rival is not None:
+            self._leases[lease.rival].rival = None  # which goes on alone
+            return
         self.num_granted -= lease.stop - lease.start
         insort(self._free[lease.owner], (lease.start, lease.stop))
 

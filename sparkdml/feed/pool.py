@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sparkdml.feed.agreement import Worker, exchange
+from sparkdml.feed.augment import InOrder
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.order import Ints
@@ -24,7 +25,8 @@ class Pool:
         shuffle: bool,
         positions: Sequence[Ints | None],
     ) -> None:
-        self._feed, self._shared, self._epoch = feed, shared, epoch
+        self._feed, self._shared = feed, shared
+        self._epoch, self._rank = epoch, feed.rank
         self._orders = [
             shared.order(owner, epoch, shuffle, position)
             for owner, position in enumerate(positions)
@@ -35,7 +37,7 @@ class Pool:
     def batches(self, pieces: Iterator[Sequence[Piece]], rows_before: int = 0) -> Iterator[Batch]:
         """A batch for each item, none of which is empty."""
         arrays = (self._shared.take_pieces(self._orders, item) for item in pieces)
-        return self._feed.deliver(arrays, self._epoch, rows_before)
+        return self._feed.deliver(arrays, InOrder(self._epoch, self._rank, rows_before))
 
 
 def exchange_positions(position: Ints | None, worker: Worker) -> list[Ints | None]:

@@ -175,13 +175,15 @@ class Context:
         shuffle: bool = True,
         position: Ints | None = None,
         until: int | None = None,
+        like_epoch: int | None = None,
     ) -> Iterator[LeasedBatch]:
         """What this worker is given of all workers' rows: the quicker it comes back, the more.
 
         Needs a `LeaseDesk` at the driver, and no communicator. Every row comes to one worker, in
-        each epoch. All rows are read from Spark first.
+        each epoch. All rows are read from Spark first. With `like_epoch` they come in the order and
+        with the random numbers of that epoch, under whatever number they are leased.
         """
-        return self.leases.batches(batch_size, epoch, shuffle, position, until)
+        return self.leases.batches(batch_size, epoch, shuffle, position, until, like_epoch)
 
     @property
     def leases(self) -> LeaseReader:

@@ -4,6 +4,8 @@ Each rank passes over its own rows and adds up in double precision; the sums of 
 scattered, so that a rank holds one slice of every vector. Numbers that decide anything come out of
 `add_up`, which gives the same bits on every rank, whatever the backend's order of additions is.
 Randomness is the same in every pass: the objective is one function, not another one each time.
+With backups a rank that is done computes what a slow one has not come to (Sandblaster's scheme):
+sums of the same numbers, in an order that depends on timing.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import torch
 from torch import Tensor
 
 from sparkdml.errors import DataError
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.leased import LeasedBatch
 from sparkdml.runtime.randomness import seed_rank
 from sparkdml.training.totals import LOSS, VOTES, Totals
 
@@ -114,10 +118,15 @@ class FullObjective:
         stats = torch.zeros_like(task.params.stats)
         self._begin_pass()
         for batch in epoch.whole_pass():
+            self._seed(batch)
+            sums, measured = torch.zeros_like(self._gradient), torch.zeros_like(stats)
             for piece in batch.split(task.plan.batch_size):
-                loss = task.forward(piece, stats)
+                loss = task.forward(piece, measured)
                 products = _hessian_product(loss, params, along)
-                self._gradient += torch.cat([product.reshape(-1) for product in products])
+                sums += torch.cat([product.reshape(-1) for product in products])
+            if self._counts(batch, epoch):
+                self._gradient += sums
+                stats += measured
             self._training.clock.lap("compute")
         totals = task.forward.totals(stats.new_tensor(self.add_up(stats.double())))
         product = self._comm.reduce_scatter(self._gradient)
@@ -138,14 +147,29 @@ class FullObjective:
         training, task = self._training, self._task
         self._begin_pass()
         for batch in epoch.whole_pass():
+            self._seed(batch)
             task.grad(batch)
-            self._gradient += task.params.grads
-            self._stats += task.params.stats
+            if self._counts(batch, epoch):
+                self._gradient += task.params.grads
+                self._stats += task.params.stats
             training.clock.lap("compute")
         self.own_loss = float(self._stats[LOSS])
         self._stats[VOTES] = self._stats.new_tensor(task.vote)  # once, however many batches
         sums = self._stats.new_tensor(self.add_up(self._stats))
         return task.forward.totals(sums)
+
+    def _seed(self, batch: Batch) -> None:
+        """Rows that may come to any rank have the same randomness on each."""
+        if isinstance(batch, LeasedBatch):
+            owner, rows_before = batch.place
+            seed_rank(self._training.ctx.seed, owner, rows_before)
+
+    def _counts(self, batch: Batch, epoch: Epoch) -> bool:
+        """Whether this rank is the first that has computed these rows."""
+        if not isinstance(batch, LeasedBatch) or batch.confirm():
+            return True
+        epoch.own_rows -= batch.num_rows
+        return False
 
     def _divisor(self, totals: Totals) -> float:
         if not totals.rows or not totals.weight:

@@ -42,6 +42,9 @@ class LBFGS(SecondOrder):
         tolerance: of the gradient's largest element, at which the minimum counts as found.
         l2: adds l2 / 2 times the sum of the squares of all trainable parameters to the loss.
         max_trials: of one line search, each a pass over the data.
+        backups: whether a rank that is done with its rows computes those that a slow one has not
+            come to, so that nobody waits for more than the batch it is at. Costs a question to the
+            driver for a few batches, and then two runs agree to rounding, no longer to the bit.
         backend: "horovod", "torch", or "auto" for Horovod where it is installed.
     """
 
@@ -51,9 +54,10 @@ class LBFGS(SecondOrder):
         tolerance: float = 1e-5,
         l2: float = 0.0,
         max_trials: int = 20,
+        backups: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(tolerance, l2, max_trials, backend)
+        super().__init__(tolerance, l2, max_trials, backups, backend)
         if history < 1:
             raise ParameterError("history", history, "at least 1")
         self.history = history
@@ -109,5 +113,6 @@ class LBFGS(SecondOrder):
     def __repr__(self) -> str:
         return (
             f"LBFGS(history={self.history}, tolerance={self.tolerance:g}, l2={self.l2:g}, "
-            f"max_trials={self.max_trials}, backend={self.backend!r})"
+            f"max_trials={self.max_trials}, "
+            f"backups={self.backups}, backend={self.backend!r})"
         )

@@ -36,6 +36,9 @@ class NewtonCG(SecondOrder):
         l2: adds l2 / 2 times the sum of the squares of all trainable parameters to the loss.
         max_products: of one iteration with the Hessian, each a pass over the data.
         max_trials: of one line search, each a pass over the data.
+        backups: whether a rank that is done with its rows computes those that a slow one has not
+            come to, so that nobody waits for more than the batch it is at. Costs a question to the
+            driver for a few batches, and then two runs agree to rounding, no longer to the bit.
         backend: "horovod", "torch", or "auto" for Horovod where it is installed.
     """
 
@@ -45,9 +48,10 @@ class NewtonCG(SecondOrder):
         l2: float = 0.0,
         max_products: int = 30,
         max_trials: int = 20,
+        backups: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(tolerance, l2, max_trials, backend)
+        super().__init__(tolerance, l2, max_trials, backups, backend)
         if max_products < 1:
             raise ParameterError("max_products", max_products, "at least 1")
         self.max_products = max_products
@@ -83,5 +87,5 @@ class NewtonCG(SecondOrder):
         return (
             f"NewtonCG(tolerance={self.tolerance:g}, l2={self.l2:g}, "
             f"max_products={self.max_products}, max_trials={self.max_trials}, "
-            f"backend={self.backend!r})"
+            f"backups={self.backups}, backend={self.backend!r})"
         )

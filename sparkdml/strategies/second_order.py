@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import DataError, ParameterError
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.lease_desk import LeaseDesk
 from sparkdml.runtime.plan import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.full_objective import Evaluation, FullObjective
@@ -35,7 +37,9 @@ class SecondOrder(Strategy):
     brings_optimizer = True
     columns = ("passes", "step_length", "gradient_norm")
 
-    def __init__(self, tolerance: float, l2: float, max_trials: int, backend: str) -> None:
+    def __init__(
+        self, tolerance: float, l2: float, max_trials: int, backups: bool, backend: str
+    ) -> None:
         if not (math.isfinite(tolerance) and tolerance >= 0):
             raise ParameterError("tolerance", tolerance, "a number of at least 0")
         if not (math.isfinite(l2) and l2 >= 0):
@@ -43,12 +47,26 @@ class SecondOrder(Strategy):
         if max_trials < 1:
             raise ParameterError("max_trials", max_trials, "at least 1")
         self.tolerance, self.l2, self.max_trials = tolerance, l2, max_trials
+        self.backups = backups
+        self._num_passes = 0  # of this run's attempt: the name by which a pass's rows are leased
         self.backend = check_backend(backend)
         self._here: Evaluation | None = None  # at the present parameters, where it is known
         self._best = (math.inf, math.inf, 0)  # the lowest, the flattest, and steps since either
 
     def roles(self, num_workers: int) -> list[Role]:
-        return [Role("worker", num_workers)]
+        return [Role("worker", num_workers, reads="leases" if self.backups else "shards")]
+
+    def desk(self, num_workers: int) -> LeaseDesk | None:
+        return LeaseDesk(num_workers, backs_up=True) if self.backups else None
+
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        """In every pass the same rows in the same order, and where they move, of all ranks."""
+        if not self.backups:
+            return training.ctx.feed(training.rows_a_step, 0, shuffle=False)
+        self._num_passes += 1
+        return training.ctx.leased_batches(
+            training.rows_a_step, self._num_passes, shuffle=False, like_epoch=0
+        )
 
     def check(self, job: TrainingJob) -> None:
         name = type(self).__name__
@@ -63,6 +81,13 @@ class SecondOrder(Strategy):
         if job.task.precision == "fp16":
             raise ParameterError(
                 "precision", "fp16", f"'float32' with {name}: its sums are of all rows, unscaled"
+            )
+        if self.backups and job.task.metric_objects:
+            raise ParameterError(
+                "metrics",
+                ", ".join(job.task.metric_objects),
+                f"functions with {name}(backups=True): rows that two ranks compute count once, and "
+                "a metric object can't forget them",
             )
         for callback in job.callbacks:
             if isinstance(callback, LearningRateSchedule):

@@ -112,12 +112,12 @@ class Epoch:
             callback.on_step_start(training)
 
     def whole_pass(self) -> Iterator[Batch]:
-        """All of this rank's rows, and no empty batches: in every pass the same ones in order."""
+        """What this rank has of all rows, and no empty batches."""
         training = self._training
         self.own_rows = 0.0
         self._vote()
         vote, training.task.vote = training.task.vote, (0.0, 0.0, 0.0)  # not with every batch
-        for batch in training.ctx.feed(training.rows_a_step, 0, shuffle=False):
+        for batch in self._feed():
             training.clock.lap("data")
             training.spans.lap("feed wait")
             self.own_rows += batch.num_rows

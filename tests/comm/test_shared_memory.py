@@ -14,6 +14,7 @@ import torch
 
 from sparkdml.comm.base import Communicator
 from sparkdml.comm.reductions import reduce_in_rank_order
+from sparkdml.comm.shared_memory import exchange
 from sparkdml.comm.shared_memory.communicator import SharedMemoryCommunicator
 from sparkdml.comm.shared_memory.exchange import CHUNK_BYTES, PARTS_BYTES
 from sparkdml.comm.shared_memory.hosts import grouped
@@ -79,6 +80,25 @@ def reduce_lengths(base: Communicator) -> None:
             assert torch.equal(sent, inputs[root])
 
 
+def read_slowly(base: Communicator, slow_rank: int) -> None:
+    """One rank is late in reading what the other has brought, which runs ahead as far as it may."""
+    comm, chunk, count = shared(base), CHUNK_BYTES // 4, 9
+    combine = exchange._COMBINE["sum"]
+
+    def add_late(*tensors: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02 if comm.rank == slow_rank else 0.0)
+        return combine(*tensors, out=out)
+
+    exchange._COMBINE["sum"] = add_late
+    try:
+        numbers = torch.arange(count).repeat_interleave(chunk).float()  # another one a chunk
+        for factor in (1, 2):
+            summed = comm.allreduce_(numbers * factor)
+            assert torch.equal(summed, 2 * factor * numbers)
+    finally:
+        exchange._COMBINE["sum"] = combine
+
+
 def report_memory(base: Communicator) -> tuple[int, int]:
     shared(base)
     return os.getpid(), os.getuid()
@@ -108,6 +128,12 @@ def call_different_things(base: Communicator) -> str:
 def four() -> Iterator[RankProcesses]:
     with RankProcesses("torch", 4) as ranks:
         yield ranks
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_nobody_overwrites_what_a_slow_rank_has_not_read(slow_rank: int) -> None:
+    with RankProcesses("torch", 2) as two:
+        two.run(read_slowly, slow_rank)
 
 
 class TestFourRanks:

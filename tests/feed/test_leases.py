@@ -119,3 +119,63 @@ def test_a_used_lease_is_over_and_an_expired_one_refused():
     assert table.use(second.number, 5, now=20)
     assert table.is_over
     assert table.used(0) == 10
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data(), rows=st.lists(st.integers(0, 40), min_size=1, max_size=4))
+def test_with_backups_every_row_once_and_all_of_them_whoever_stops(data, rows):
+    table, used, held = LeaseTable(len(rows), max_batches=3, backs_up=True), Counter(), {}
+    for owner, count in enumerate(rows):
+        table.begin(owner, count)
+
+    def work_a_batch(worker):
+        """False when nothing is left for it to do."""
+        if not held.get(worker):
+            lease = table.grant(worker, 4)
+            if lease is None:
+                return False
+            starts = range(lease.start, lease.stop, 4)
+            held[worker] = [(lease, at, min(at + 4, lease.stop)) for at in starts]
+        lease, start, stop = held[worker].pop(0)
+        if table.use(lease.number, stop - start):
+            used.update((lease.owner, row) for row in range(start, stop))
+        else:
+            held[worker] = []
+        return True
+
+    for worker in data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=40)):
+        work_a_batch(worker)
+    survivor = data.draw(st.integers(0, len(rows) - 1))  # the others never come back
+    while work_a_batch(survivor):
+        pass
+    assert table.is_over
+    assert used == Counter((owner, row) for owner, n in enumerate(rows) for row in range(n))
+
+
+def test_a_backup_takes_what_the_holder_has_not_come_to_and_then_its_batch_too():
+    table = LeaseTable(2, max_batches=4, backs_up=True)
+    table.begin(0, 0)
+    table.begin(1, 160)
+    slow = table.grant(1, 10)
+    assert (slow.start, slow.stop) == (0, 40)
+    while (lease := table.grant(0, 10)) is not None and lease.start >= 40:
+        assert table.use(lease.number, lease.stop - lease.start)
+    assert (lease.start, lease.stop) == (10, 40)  # all but the first batch of the slow one's lease
+    assert table.use(lease.number, 30)
+    backup = table.grant(0, 10)
+    assert (backup.start, backup.stop) == (0, 10)
+    assert table.grant(0, 10) is None  # nobody backs itself up
+    assert table.use(backup.number, 10)
+    assert not table.use(slow.number, 10)
+    assert table.is_over
+
+
+def test_rivals_that_are_given_back_leave_the_other_alone():
+    table = LeaseTable(2, backs_up=True)
+    table.begin(0, 10)
+    table.begin(1, 0)
+    first, backup = table.grant(0, 10), table.grant(1, 10)
+    table.give_back(first.number)
+    assert table.grant(0, 10).number != backup.number  # which has a rival again
+    assert table.use(backup.number, 10)
+    assert table.is_over

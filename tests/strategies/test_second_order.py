@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -12,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torchmetrics.classification import BinaryAccuracy
 
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.strategies.lbfgs import LBFGS
@@ -151,6 +155,45 @@ def test_dropout_is_the_same_in_every_pass():
     make_strategy = partial(LBFGS, l2=0.01, tolerance=1e-7)
     first = train_on_threads(make_strategy, make_plan(model=make), Schedule(80, 64), [tumours()])[0]
     assert "tolerance" in first.stopped
+
+
+class SlowOnRank(nn.Module):
+    """Counts the rows that each rank computes; one rank takes its time over a batch."""
+
+    def __init__(self, rows_of, slow_rank):
+        super().__init__()
+        self.linear = nn.Linear(30, 1).double()
+        self._rows_of, self._slow_rank = rows_of, slow_rank
+
+    def forward(self, x):
+        rank = int(threading.current_thread().name.rsplit("-", 1)[1])
+        self._rows_of[rank] += len(x)
+        time.sleep(0.05 if rank == self._slow_rank else 0.0)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_backups_compute_what_a_slow_rank_has_not_come_to(method):
+    parts, schedule = cut(tumours(), [200, 200, 169]), Schedule(3, 8)
+    runs = {}
+    for slow_rank in (None, 2):
+        rows_of = Counter()
+        plan = make_plan(model=partial(SlowOnRank, rows_of, slow_rank), batch_size=8)
+        make = partial(method, l2=0.01, tolerance=1e-9, backups=slow_rank is not None)
+        runs[slow_rank] = train_on_threads(make, plan, schedule, parts)
+    first = runs[2][0]
+    passes = sum(row["passes"] for row in first.history)
+    assert rows_of[2] < 0.25 * passes * 169
+    assert all(row["rows"] == 569 for row in first.history)  # each once, whoever computed it
+    assert_alike(runs[2], runs[None][0].task.module, rtol=0, atol=1e-8)
+
+
+def test_metric_objects_are_refused_with_backups():
+    metric = BinaryAccuracy()
+    plan = make_plan(metrics={"accuracy": metric})
+    strategy = LBFGS(backups=True)
+    with pytest.raises(ParameterError, match="metrics"):
+        strategy.check(TrainingJob(plan, Schedule(1, 8), strategy))
 
 
 def test_rows_without_weight_are_refused():

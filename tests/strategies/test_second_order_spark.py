@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from pyspark import TaskContext
 from torch import nn
 
 import sparkdml as dml
@@ -49,6 +51,48 @@ def test_ridge_regression_equals_the_normal_equations(spark: SparkSession) -> No
     weights = np.append(found["weight"].numpy(), found["bias"].numpy())
     np.testing.assert_allclose(weights, expected, atol=1e-6)
     assert "tolerance" in (fitted.history.stopped or "")
+
+
+class DropsAndLags(nn.Module):
+    """Random, and slow in one of the tasks."""
+
+    def __init__(self, slow_task: int | None) -> None:
+        super().__init__()
+        self.linear, self.dropout = make_model(), nn.Dropout(0.3)
+        self._slow_task = slow_task
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        task = TaskContext.get()
+        if task is not None and task.partitionId() == self._slow_task:
+            time.sleep(0.02)
+        return self.linear(self.dropout(x))
+
+
+def test_with_backups_it_is_the_same_function_whoever_computes_it(spark: SparkSession) -> None:
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(300, 4))
+    rows = [(features.tolist(), float(features.sum())) for features in x]
+    df = spark.createDataFrame(rows, "features array<double>, label double").cache()
+    losses = []
+    for slow_task in (None, 1):
+        estimator = dml.TorchEstimator(
+            model=partial(DropsAndLags, slow_task),
+            loss=nn.MSELoss(),
+            strategy=dml.LBFGS(tolerance=0.0, backups=True),
+            augment=jitter,
+            numWorkers=2,
+            batchSize=16,
+            epochs=4,
+            verbose=0,
+        )
+        losses.append([row["loss"] for row in estimator.fit(df).history])
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-9)
+
+
+def jitter(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    features = columns["features"]
+    return {"features": features + 0.1 * torch.randn_like(features)}
 
 
 def test_an_optimizer_has_no_place_beside_it(spark: SparkSession, tmp_path: Path) -> None:

@@ -93,9 +93,17 @@ class Signals:
 
     def meet(self) -> None:
         """Tell everybody that this rank has come so far, and wait until everybody has."""
-        post, try_wait = self._libc.post, self._libc.try_wait
+        self.tell()
+        self.wait_for_all()
+
+    def tell(self) -> None:
+        post = self._libc.post
         for semaphore in self._to:
             post(semaphore)
+
+    def wait_for_all(self) -> None:
+        """Until everybody has told as often as this rank has waited, with this time."""
+        try_wait = self._libc.try_wait
         for other, semaphore in self._from:
             for _ in range(TRIES):
                 if try_wait(semaphore) == 0:

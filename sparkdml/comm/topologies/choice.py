@@ -1,8 +1,7 @@
 """Which topology is the fastest, by message size, number of ranks and hosts: `topology="auto"`.
 
-Inside one host memory is taken at every size: between two ranks it was the fastest at all that
-were measured. With more ranks than cores it need not be: 4 ranks on 2 busy cores took 135 ms by
-memory and 113 ms by gloo for 40 MB in one run, to be measured anew where nothing else runs.
+Inside one host memory is taken at every size: between two ranks, and among four on two cores, it
+was the fastest at all that were measured.
 
 Between hosts with one rank each, the table below says up to which size a tree of our own messages
 is faster than what the backend does. It was measured at 4 kB, 48 kB, 400 kB, 4 MB and 40 MB over
