@@ -25,10 +25,15 @@ from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency import BSP, Consistency
 from sparkdml.server.consistency.expulsion import Expulsion
 from sparkdml.server.membership import Membership
-from sparkdml.server.optimizers import SGD, Updater
+from sparkdml.server.optimizers import Updater
 from sparkdml.server.seal import JobKey
 from sparkdml.strategies.base import Strategy
-from sparkdml.strategies.served_arguments import check_expulsion, check_overlap, may_overlap
+from sparkdml.strategies.served_arguments import (
+    check_expulsion,
+    check_overlap,
+    check_overlap_with,
+    may_overlap,
+)
 from sparkdml.strategies.served_progress import PROGRESS
 from sparkdml.strategies.served_training import STALENESS, WAIT_SECONDS, ServedTraining
 from sparkdml.strategies.serving import serve_until_the_end
@@ -72,7 +77,8 @@ class ParameterServer(Strategy):
             With `BSP(stand_in=True)` its last gradient counts again where it has none.
         overlap: whether a worker goes on with the model it has, with its own last step made on it,
             while the next one is on its way: within the bound of `SSP`, always under `ASP` and
-            `TAP`. None: where the servers use SGD, whose steps a worker can make by itself.
+            `TAP`. None: where the servers use SGD without momentum, whose steps a worker can make
+            by itself.
     """
 
     columns = (WAIT_SECONDS, STALENESS)
@@ -109,7 +115,7 @@ class ParameterServer(Strategy):
                 "Use consistency=TAP() or ASP().",
             )
         check_expulsion(consistency, expulsion)
-        check_overlap(consistency, overlap)
+        check_overlap(overlap, consistency)
         self.num_servers, self.consistency, self.replication = num_servers, consistency, replication
         self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
         self.leased, self.expulsion, self.overlap = leased, expulsion, overlap
@@ -140,10 +146,7 @@ class ParameterServer(Strategy):
         updater = self.updater
         if updater is None:
             updater = updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))
-        if self.overlap and not isinstance(updater, SGD):
-            raise ParameterError(
-                "overlap", self.overlap, f"None or False with {updater!r}", "Use SGD."
-            )
+        check_overlap_with(self.overlap, updater)
         for callback in overriding(job.callbacks, "on_gradient"):
             raise ParameterError(
                 "callbacks",
@@ -172,7 +175,7 @@ class ParameterServer(Strategy):
     def overlaps(self, updater: Updater) -> bool:
         if self.overlap is not None:
             return self.overlap
-        return may_overlap(self.consistency) and isinstance(updater, SGD)
+        return may_overlap(self.consistency, updater)
 
     def config(self, ctx: Context) -> ServerConfig:
         """In a task: the key is known to this run's tasks alone."""

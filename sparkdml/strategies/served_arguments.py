@@ -5,20 +5,35 @@ from __future__ import annotations
 from sparkdml.errors import ParameterError
 from sparkdml.server.consistency import Consistency
 from sparkdml.server.consistency.expulsion import Expulsion
+from sparkdml.server.optimizers import SGD, Updater
 
 
-def may_overlap(consistency: Consistency) -> bool:
-    """Whether a worker may ever compute on a model that lacks some clock's updates."""
-    return not consistency.aggregates
+def may_overlap(consistency: Consistency, updater: Updater) -> bool:
+    """Whether a worker may compute on a model that lacks others' last updates, but not its own.
+
+    A momentum, and what Adagrad and Adam remember, is of all workers' gradients, on the servers.
+    """
+    is_plain = isinstance(updater, SGD) and not updater.momentum
+    return is_plain and not consistency.aggregates
 
 
-def check_overlap(consistency: Consistency, overlap: bool | None) -> None:
-    if overlap and not may_overlap(consistency):
+def check_overlap(overlap: bool | None, consistency: Consistency) -> None:
+    if overlap and consistency.aggregates:
         raise ParameterError(
             "overlap",
             overlap,
             f"None or False with {consistency!r}: each gradient is computed on the latest model",
             "Use consistency=SSP(), ASP() or TAP().",
+        )
+
+
+def check_overlap_with(overlap: bool | None, updater: Updater) -> None:
+    if overlap and (not isinstance(updater, SGD) or updater.momentum):
+        raise ParameterError(
+            "overlap",
+            overlap,
+            f"None or False with {updater!r}: a worker can't make such a step by itself",
+            "Use SGD without momentum.",
         )
 
 

@@ -8,7 +8,6 @@ under way at most, and a step takes as long as the gradient or the messages take
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,12 +66,7 @@ class Fetching:
 
 
 def make_own_step(values: Tensor, grads: Tensor, weight: float, updater: Updater) -> None:
-    """What the servers make of a push, as far as it is this worker's own: SGD's share of it.
-
-    Momentum adds what comes from earlier gradients, of all workers, which only the servers know.
-    """
+    """What the servers make of a push, made here: of plain SGD, which remembers nothing."""
     assert isinstance(updater, SGD)
     if weight:
-        ahead = 1 + updater.momentum if updater.nesterov else 1.0
-        alone = replace(updater, lr=updater.lr * ahead, momentum=0.0, nesterov=False)
-        alone.update(values, grads / weight, {})
+        SGD(updater.lr, weight_decay=updater.weight_decay).update(values, grads / weight, {})
