@@ -88,11 +88,13 @@ class Counter:
             self._show(message)
         elif not self._pull(message):
             self._reads.append(message)
-            self._stats.longest_queue = max(self._stats.longest_queue, len(self._reads))
+            self._stats.queue = len(self._reads)
+            self._stats.longest_queue = max(self._stats.longest_queue, self._stats.queue)
 
     def waiting_reads(self) -> list[Message]:
         """Those that waited for the clock: to be tried again."""
         waiting, self._reads = self._reads, []
+        self._stats.queue = 0
         return waiting
 
     def find_rows(self, message: Message) -> None:
@@ -116,6 +118,7 @@ class Counter:
         return self._shards.get(entry.key) or Status.UNKNOWN
 
     def push(self, message: Message) -> None:
+        self._stats.bytes_pushed += message.num_bytes
         answer = _Answer(message, self._send)
         for index, entry in enumerate(message.entries):
             entry.session, entry.clock = message.sender, message.clock
@@ -124,10 +127,13 @@ class Counter:
                 answer.decide(index, shard)
                 continue
             status = shard.check(entry, self._config.finite_only)
+            is_known = entry.number <= shard.applied.get(entry.session, 0)
+            if status is Status.OK and not is_known and shard.has_had(entry):
+                status = Status.REPEATED
             safe = self._when_safe(answer, index, status)
             if status is Status.GAP:
                 answer.decide(index, status)
-            elif entry.number <= shard.applied.get(entry.session, 0):
+            elif is_known:
                 self._stats.repeated += 1
                 # The first time it may not be safe yet.
                 self._replicator.wait(entry.key, shard.version, safe)
@@ -139,7 +145,10 @@ class Counter:
                     shard.take(push, self._keep, self._stand_in)
                     self.copies.pushed(entry.key, push)
                 else:
-                    self._stats.dropped[status.name.lower().replace("_", " ")] += 1
+                    if status is Status.REPEATED:
+                        self._stats.repeated += 1
+                    else:
+                        self._stats.dropped[status.name.lower().replace("_", " ")] += 1
                     shard.skip(entry.session, entry.number)
                     entry.rows = entry.values = None
                 self._replicator.changed(shard, entry, before, safe)
@@ -188,6 +197,7 @@ class Counter:
                     values = values.half()
                 answer.entries[index].values = values.reshape(-1)
                 self._stats.pulls += 1
+                self._stats.bytes_pulled += values.nbytes
                 answer.decide(index, Status.OK)
         return True
 
@@ -253,6 +263,7 @@ class Counter:
                 if isinstance(shard, Shard):  # who pushed what is older than the snapshot
                     new.pushed_at = shard.pushed_at
                     new.applied, new.version = shard.applied, shard.version + 1
+                    new.marks = shard.marks
             new.stepped = self._clocks.slowest
             self._shards[entry.key] = new
             self.copies.drop(entry.key)

@@ -67,6 +67,7 @@ class Status(IntEnum):
     REFUSED = 4  # it makes no sense here: another shape, wrong rows
     NOT_FINITE = 6  # NaN or infinity, where these are dropped
     ROWS_UNKNOWN = 5  # the rows were named by a signature that is no longer known here
+    REPEATED = 7  # a push under a mark that this part has had from this worker: nothing was done
 
 
 class BadFrame(ValueError):
@@ -88,6 +89,7 @@ class Entry:
     weight: float = 1.0
     status: int = 0
     flags: int = 0
+    mark: int = 0  # of a push that counts once, though its worker is started again; 0: none
     rows: Tensor | None = None  # int32, counted from the part's first row, ascending
     values: Tensor | None = None
 
@@ -167,7 +169,7 @@ def _pack(entry: Entry) -> bytes:
         entry.clock,
         entry.version,
         entry.generation,
-        0,
+        entry.mark,
         entry.weight,
         0 if rows is None else rows.nbytes,
         0 if values is None else values.nbytes,
@@ -236,6 +238,7 @@ def _unpack(packed: tuple[Any, ...], payloads: Any) -> Entry:
         clock=packed[9],
         version=packed[10],
         generation=packed[11],
+        mark=packed[12],
         weight=packed[13],
     )
     num_rows, row_bytes, value_bytes = packed[7], packed[14], packed[15]

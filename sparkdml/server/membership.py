@@ -35,6 +35,7 @@ class Membership:
         self._last_sign: dict[tuple[str, int], float] = {}
         self._settled: dict[int, int] = {}  # seat -> generation whose copies it has handed out
         self._barriers: dict[str, dict[int, int]] = {}  # name -> worker -> how often it came
+        self._lives: dict[int, list[int]] = {}  # worker -> the numbers of its clients, as they came
         self._lost: set[int] = set()  # servers, since all copies were last in place
         self.failure: str | None = None  # why the group can't go on
         self.stopped = False
@@ -168,6 +169,12 @@ class Membership:
 
     def _worker_join(self, fields: dict[str, Any]) -> dict[str, Any]:
         worker, number = int(fields["worker"]), int(fields["number"])
+        lives = self._lives.setdefault(worker, [])
+        if number not in lives:
+            lives.append(number)
+        elif number != lives[-1]:
+            # It was cut off, not dead. What the new one goes on from must not change any more.
+            return {"failed": f"worker {worker} has been started again elsewhere"}
         self._sign("worker", worker)
         if self._view.workers.get(worker) != number:
             workers = {**self._view.workers, worker: number}
@@ -178,7 +185,7 @@ class Membership:
     def _worker_beat(self, fields: dict[str, Any]) -> dict[str, Any]:
         worker = int(fields["worker"])
         if self._view.workers.get(worker) != int(fields["number"]):
-            return {"expelled": True}
+            return {"expelled": True}  # it joins again, if it hasn't been replaced
         self._sign("worker", worker)
         clock = int(fields.get("clock", 0))
         if self._watch is not None and clock > self._clocks.get(worker, 0):

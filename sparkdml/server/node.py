@@ -177,6 +177,9 @@ class ServerNode:
     def _handle(self, message: Message) -> None:
         with self._nonsense_is_refused(message):
             if message.kind is Kind.PUSH:
+                if self._is_of_an_earlier_life(message):
+                    self._refuse(message, "earlier life")
+                    return
                 self._counter.find_rows(message)
                 self._counter.push(message)
             elif message.kind is Kind.PULL:
@@ -196,6 +199,16 @@ class ServerNode:
         if message.generation > self._view.generation or message.roster > self._view.roster:
             self._look_again()
 
+    def _is_of_an_earlier_life(self, message: Message) -> bool:
+        """Whether a push with a mark comes late, from a worker that has joined anew since.
+
+        The new one has been told where the old one was, and nothing may move that any more.
+        """
+        return any(
+            entry.mark and self._view.workers.get(entry.worker, message.sender) != message.sender
+            for entry in message.entries
+        )
+
     @contextmanager
     def _nonsense_is_refused(self, message: Message) -> Iterator[None]:
         """What comes from someone with the key may still be nonsense: it must do no harm.
@@ -207,11 +220,12 @@ class ServerNode:
         except (ValueError, LookupError, TypeError, RuntimeError) as error:
             if isinstance(error, SparkDMLError) and not isinstance(error, ValueError):
                 raise
-            self.stats.dropped["form"] += 1
-            self._answer(
-                message,
-                [Entry(e.table, e.part, status=Status.REFUSED) for e in message.entries],
-            )
+            self._refuse(message, "form")
+
+    def _refuse(self, message: Message, why: str) -> None:
+        self.stats.dropped[why] += 1
+        entries = [Entry(e.table, e.part, status=Status.REFUSED) for e in message.entries]
+        self._answer(message, entries)
 
     def _answer(self, question: Message, entries: list[Entry], text: Text = None) -> None:
         reply = Message(
@@ -236,6 +250,7 @@ class ServerNode:
         if self._view.workers.get(worker) != message.sender:
             return  # it is thought to be dead, and must join first; or has joined in another life
         if message.flags == LEAVE:
+            self._clocks.finish(worker, message.clock)  # perhaps it has not been told before
             self._clocks.leave(worker)
             for shard in self._shards.values():
                 shard.forget(message.sender)

@@ -22,13 +22,16 @@ from sparkdml.server.client import WorkerClient
 from sparkdml.server.consistency import TAP
 from sparkdml.server.optimizers import Adagrad, Add, Updater
 from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.strategies.served_training import SUMS, VALUES, ServedTraining
+from sparkdml.strategies.served_fetching import SUMS
+from sparkdml.strategies.served_progress import mark_of_step
+from sparkdml.strategies.served_training import ServedTraining
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
     from sparkdml.training.epoch import Epoch
+    from sparkdml.training.task import Task
 
 WARM = "warm"  # more than 0 once the first worker has made its steps alone
 LOOK_SECONDS = 0.02
@@ -89,6 +92,9 @@ class Downpour(ParameterServer):
             self._worker = DownpourTraining(self, training)
             self._worker.run()
 
+    def updater_for(self, task: Task) -> Updater:
+        return self.updater or Adagrad(float(task.optimizers[ONLY].param_groups[0]["lr"]))
+
     def __repr__(self) -> str:
         return (
             f"Downpour(n_fetch={self.n_fetch}, n_push={self.n_push}, "
@@ -106,6 +112,7 @@ class Gathered:
     weight: float = field(default=0.0)
     rows: int = field(default=0)
     steps: int = field(default=0)
+    last_step: int = field(default=0)
 
 
 class DownpourTraining(ServedTraining):
@@ -119,11 +126,6 @@ class DownpourTraining(ServedTraining):
         self._unfetched = 0  # steps since the last fetch
         self._is_warm = not strategy.warm_start
 
-    def make_updater(self) -> Updater:
-        return self.strategy.updater or Adagrad(
-            float(self.task.optimizers[ONLY].param_groups[0]["lr"])
-        )
-
     def exchange(self, totals: Totals, num_rows: int) -> None:
         params, gathered = self.task.params, self._gathered
         gathered.grads += params.grads.cpu()  # sums over rows, before `apply` makes them means
@@ -131,6 +133,7 @@ class DownpourTraining(ServedTraining):
         gathered.weight += totals.weight
         gathered.rows += num_rows
         gathered.steps += 1
+        gathered.last_step = self.training.step + 1
         self._unfetched += 1
         if gathered.steps >= self.strategy.n_push:
             self._push()
@@ -145,14 +148,16 @@ class DownpourTraining(ServedTraining):
 
     def _push(self) -> None:
         gathered, self._gathered = self._gathered, self._nothing()
+        client, mark = self.client, mark_of_step(gathered.last_step)
+        client.flush()  # one push at most is in doubt when a worker dies
         if gathered.weight:
-            self.client.push(VALUES, gathered.grads, weight=gathered.weight)
-        self.client.push(SUMS, gathered.stats)
-        done = torch.tensor([0.0, gathered.rows, gathered.steps], dtype=torch.float64)
-        self._tell_progress(self.told + done)
+            self.tables.push(client, gathered.grads, gathered.weight, mark)
+        client.push(SUMS, gathered.stats, mark=mark)
+        place = self.progress.place.after(gathered.rows, gathered.steps)
+        self.progress.tell(client, place, mark)
 
     def _nothing(self) -> Gathered:
-        return Gathered(torch.zeros_like(self.pulled), torch.zeros_like(self.sums))
+        return Gathered(torch.zeros_like(self.initial), torch.zeros_like(self.sums))
 
     # -- beginning and end ------------------------------------------------------------------------
 
@@ -173,6 +178,7 @@ class DownpourTraining(ServedTraining):
         """At the first worker: let the others begin."""
         if self._gathered.steps:
             self._push()
+            self.client.flush()  # who comes back and finds WARM gathers as many steps as ever
         self.client.push(WARM, torch.ones(1)).wait()
         self._is_warm = True
 
@@ -183,6 +189,11 @@ class DownpourTraining(ServedTraining):
             self._end_warm_start()  # it had fewer steps than that
         self.client.clock()  # all of it is on the servers
         super()._end(epoch)
+
+    def come_back(self) -> None:
+        super().come_back()
+        if self.ctx.attempt:
+            self._is_warm = self._is_warm or bool(self.client.pull(WARM).wait().item())
 
     def _join(self) -> WorkerClient:
         client = super()._join()

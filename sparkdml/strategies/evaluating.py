@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import torch
-
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.server.keys import Table
 from sparkdml.server.onlooker import Onlooker, Snapshot
 from sparkdml.strategies.served_buffers import BUFFERS, flat_buffers, load_buffers
-from sparkdml.strategies.served_training import NUM_PROGRESS, PROGRESS, VALUES
+from sparkdml.strategies.served_progress import PROGRESS, furthest, nowhere
+from sparkdml.strategies.served_tables import ServedTables
 from sparkdml.training.epoch_row import validate
 from sparkdml.training.training import Training
 
@@ -47,6 +46,8 @@ class Evaluator:
 
     def __init__(self, strategy: ParameterServer, training: Training) -> None:
         self.strategy, self.training, self.ctx = strategy, training, training.ctx
+        task = training.task
+        self.served = ServedTables.of(task.module, task.params, strategy.updater_for(task))
 
     def run(self) -> None:
         config = self.strategy.config(self.ctx)
@@ -77,23 +78,20 @@ class Evaluator:
             num_workers = self.ctx.ask(EVALUATOR)
         if num_workers is None:
             return []
-        progress = torch.zeros(num_workers, NUM_PROGRESS, dtype=torch.float64)
         values = self.training.task.params.values.detach().cpu()
-        tables = [
-            Table.of(VALUES, values, False, part_bytes),
-            Table.of(PROGRESS, progress, True, part_bytes),
-        ]
+        tables = self.served.layouts(values, part_bytes)
+        tables.append(Table.of(PROGRESS, nowhere(num_workers), True, part_bytes))
         buffers = flat_buffers(self.training.task.module)
         if buffers is not None:
             tables.append(Table.of(BUFFERS, buffers, False, part_bytes))
         return tables
 
     def _measure(self, snapshot: Snapshot) -> None:
-        epoch, _, step = (int(value) for value in snapshot.tables[PROGRESS].max(0).values)
-        if not step:
+        place = furthest(snapshot.tables[PROGRESS])
+        if not place.step:
             return  # no worker has made a step yet: perhaps the model is still being put there
         began = time.monotonic()
-        self.training.task.params.values.copy_(snapshot.tables[VALUES])
+        self.served.join(snapshot.tables, self.training.task.params.values)
         if BUFFERS in snapshot.tables:
             load_buffers(self.training.task.module, snapshot.tables[BUFFERS])
         try:
@@ -103,8 +101,8 @@ class Evaluator:
         self.ctx.event(
             "evaluation",
             clock=snapshot.clock,
-            epoch=epoch + 1,
-            step=step,
+            epoch=place.epoch + 1,
+            step=place.step,
             seconds=time.monotonic() - began,
             values=found,
         )

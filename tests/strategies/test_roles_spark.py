@@ -83,9 +83,7 @@ def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):
     model = fit(rows, ParameterServer(consistency=SSP(2)), callbacks=[fault])
     assert any(tmp_path.iterdir()), "it was killed"
     num_rows = told(expected)[0]["rows"]
-    # The step in which it was lost may be made once more, but no row is left out.
-    assert [num_rows <= row["rows"] <= num_rows + 10 for row in told(model)] == [True, True]
-    assert told(model)[1]["rows"] == num_rows
+    assert [row["rows"] for row in told(model)] == [num_rows] * 2  # each once
     assert told(model)[-1]["val_loss"] < 0.9  # of three classes, ln 3 by chance
 
 

@@ -34,6 +34,10 @@ class Consistency(ABC):
         """Whether what was read when the slowest was at `stamp` will still do, unread."""
         return False
 
+    def may_go_on(self, stamp: int, clock: int) -> bool:
+        """The same, while the next read is under way."""
+        return self.may_reuse(stamp, clock)
+
 
 class Clocks:
     """One server's knowledge of the workers."""
