@@ -37,7 +37,7 @@ def make_rows(spark: SparkSession, num_rows: int = 600) -> DataFrame:
 
 def make_network() -> nn.Module:
     """A function, and no module: so `seed` decides its initial weights too."""
-    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+    return nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 3))
 
 
 def make_pipeline(num_workers: int = 2) -> tuple[Pipeline, dml.TorchEstimator]:
@@ -45,8 +45,8 @@ def make_pipeline(num_workers: int = 2) -> tuple[Pipeline, dml.TorchEstimator]:
         model=make_network,
         loss=nn.CrossEntropyLoss(),
         optimizer=partial(torch.optim.Adam, lr=0.01),
-        batchSize=16,
-        epochs=10,
+        batchSize=8,
+        epochs=15,
         numWorkers=num_workers,
         seed=7,
         verbose=0,

@@ -87,7 +87,7 @@ def test_shakespeare_cuts_overlapping_pieces() -> None:
 
 def test_pipeline(spark: SparkSession) -> None:
     example = load_example("pipeline.py")
-    chosen = example.choose(example.make_rows(spark, 240).cache())
+    chosen = example.choose(example.make_rows(spark, 360).cache())
     slow, fast = chosen.avgMetrics
     assert fast > slow
     assert fast > 0.8
