@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
@@ -54,19 +55,18 @@ class Waits(Callback):
 class Losses(Callback):
     """Rank 0 measures the held-out rows after every step, too."""
 
-    def __init__(self):
-        self.by_step = {}
+    def __init__(self, held_out=HELD_OUT):
+        self.by_step, self.rows = {}, join(held_out)
 
     def on_step_end(self, training):
         if training.ctx.rank == 0:
-            rows = join(HELD_OUT)
-            sums = training.task.forward.evaluate(_batches(rows))
+            sums = training.task.forward.evaluate(_batches(self.rows))
             totals = training.task.forward.totals(sums)
             self.by_step[training.step] = training.task.forward.means(totals)["loss"]
 
 
 def _batches(rows):
-    yield from Batch(rows, 40).split(8)
+    yield from Batch(rows, len(rows["y"])).split(8)
 
 
 @pytest.mark.parametrize("model", [make_reader, make_normed_reader])
@@ -90,6 +90,34 @@ def test_under_bsp_it_measures_the_very_model_that_the_workers_have_after_that_s
     for training in trainings if model is make_reader else ():
         for row, step in zip(training.history, (8, 16), strict=True):
             assert row["val_loss"] == pytest.approx(losses.by_step[step], rel=1e-6)
+
+
+class Words(nn.Module):
+    """With an embedding that is large enough to go by rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.kinds = nn.Embedding(3000, 4), nn.Linear(4, 2)
+
+    def forward(self, words):
+        return self.kinds(self.words(words.long()).mean(1))
+
+
+def test_embeddings_are_read_of_tables_of_their_own():
+    words = torch.randint(0, 3000, (120, 5), generator=torch.Generator().manual_seed(1))
+    first, second, *held_out = cut({"x": words, "y": words[:, 0] % 2}, [56, 40, 10, 14])
+    told, losses = Told(), Losses(held_out)
+    train_served(
+        partial(ParameterServer, evaluator=True),
+        digits_plan(lr=1.0, model=Words),
+        Schedule(2, 8, validates=True),
+        [first, second],
+        held_out,
+        callbacks=[losses, Waits(told, 3)],
+        on_start=told,
+    )
+    for row in told.rows:
+        assert row["values"]["val_loss"] == pytest.approx(losses.by_step[row["step"]], rel=1e-6)
 
 
 @pytest.mark.parametrize(
