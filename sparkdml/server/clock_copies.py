@@ -60,7 +60,11 @@ class ClockCopies:
                 return
             copy = self._begin(answer.key, sender, shard, clock, now)
         copy.asked_at = now
-        if copy.shard is None or not (self._aggregates or self._clocks.all_have_finished(clock)):
+        is_at_rest = self._is_at_rest(shard, sessions)
+        if copy.shard is None and is_at_rest:
+            copy.shard = copy_of(shard)
+        is_over = self._aggregates or is_at_rest or self._clocks.all_have_finished(clock)
+        if copy.shard is None or not is_over:
             answer.status = Status.WAIT
         elif wants_values:
             answer.values, answer.generation = copy.shard.values.reshape(-1), self._roster
@@ -72,6 +76,12 @@ class ClockCopies:
             return shard.stepped
         last = [at for session, at in shard.pushed_at.items() if session in sessions]
         return max(self._clocks.slowest, 1 + max(last, default=-1))
+
+    def _is_at_rest(self, shard: Shard, sessions: Collection[int]) -> bool:
+        """Whether nobody works in this roster, so that nothing can come: servers may then differ in
+        what they take for the slowest clock.
+        """
+        return not sessions and (not self._aggregates or shard.stepped >= self._clocks.slowest)
 
     def _begin(self, key: Key, sender: int, shard: Shard, clock: int, now: float) -> Copy:
         of_part = self._copies.setdefault(key, {})
