@@ -7,6 +7,8 @@ another. (A cut of the run that is consistent, in the words of Chandy and Lampor
 Where all pushes of a clock are applied as one step (BSP), a part is copied as it makes that step.
 Elsewhere it is copied at once, if nothing of a later clock has been applied to it yet; what still
 comes of the first c clocks is then applied to the copy too, until all workers have finished them.
+A worker that leaves and comes again may go on at a lower clock; so copies end with the roster of
+workers in which they were begun, and only those of one roster belong together.
 Only a worker that dies amid a push leaves it in some parts alone, on the servers as in the copies.
 """
 
@@ -36,6 +38,7 @@ class ClockCopies:
 
     def __init__(self, clocks: Clocks, aggregates: bool) -> None:
         self._clocks, self._aggregates = clocks, aggregates
+        self._roster = 0
         self._copies: dict[Key, dict[int, Copy]] = {}
 
     def answer(
@@ -57,10 +60,14 @@ class ClockCopies:
                 return
             copy = self._begin(answer.key, sender, shard, clock, now)
         copy.asked_at = now
-        if copy.shard is None or not (self._aggregates or self._clocks.all_have_finished(clock)):
+        is_at_rest = self._is_at_rest(shard, sessions)
+        if copy.shard is None and is_at_rest:
+            copy.shard = copy_of(shard)
+        is_over = self._aggregates or is_at_rest or self._clocks.all_have_finished(clock)
+        if copy.shard is None or not is_over:
             answer.status = Status.WAIT
         elif wants_values:
-            answer.values = copy.shard.values.reshape(-1)
+            answer.values, answer.generation = copy.shard.values.reshape(-1), self._roster
             del self._copies[answer.key][sender]
 
     def _lowest(self, shard: Shard, sessions: Collection[int]) -> int:
@@ -69,6 +76,12 @@ class ClockCopies:
             return shard.stepped
         last = [at for session, at in shard.pushed_at.items() if session in sessions]
         return max(self._clocks.slowest, 1 + max(last, default=-1))
+
+    def _is_at_rest(self, shard: Shard, sessions: Collection[int]) -> bool:
+        """Whether nobody works in this roster, so that nothing can come: servers may then differ in
+        what they take for the slowest clock.
+        """
+        return not sessions and (not self._aggregates or shard.stepped >= self._clocks.slowest)
 
     def _begin(self, key: Key, sender: int, shard: Shard, clock: int, now: float) -> Copy:
         of_part = self._copies.setdefault(key, {})
@@ -100,8 +113,9 @@ class ClockCopies:
         """The part was changed as a whole: who asks again gets a new copy."""
         self._copies.pop(key, None)
 
-    def drop_all(self) -> None:
-        """Other servers may serve some of the parts now, and change them."""
+    def begin_roster(self, roster: int) -> None:
+        """Who works has changed, or who serves: then others may serve and change the parts now."""
+        self._roster = roster
         self._copies.clear()
 
 

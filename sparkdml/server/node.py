@@ -161,13 +161,14 @@ class ServerNode:
         old, self._view = self._view, view
         if view.generation != old.generation:
             self._replicator.adopt(view)
-            self._counter.copies.drop_all()
         for worker in self._clocks.workers:
             if worker not in view.workers or view.workers[worker] != old.workers.get(worker):
                 self._clocks.die(worker)
         self._clocks.expect(view.workers, view.started)
         self._clocks.excuse(view.excused)
         self._counter.sessions = frozenset(view.workers.values())
+        if (view.generation, view.roster) != (old.generation, old.roster):
+            self._counter.copies.begin_roster(view.roster)
         early, self._early = self._early, []
         for message in early:
             self._hello(message)

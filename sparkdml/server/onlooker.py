@@ -127,8 +127,12 @@ class Onlooker:
         outbox.close()
 
     def _fetch(self, tables: Sequence[Table], clock: int) -> dict[str, Tensor] | None:
-        """The copies, which are ready; None if one of them has gone meanwhile."""
+        """The copies, which are ready; None if one of them has gone meanwhile.
+
+        Those of different rosters of workers don't belong together.
+        """
         found: dict[str, Tensor] = {}
+        rosters: set[int] = set()
         for table in tables:
             matrix = torch.empty((table.num_rows, table.width), dtype=table.dtype)
             parts = iter(range(table.num_parts))
@@ -139,10 +143,11 @@ class Onlooker:
                     answer = answers.get(table.key(part))
                     if answer is None or answer.values is None:
                         return None
+                    rosters.add(answer.generation)
                     start, stop = table.range(part)
                     matrix[start:stop].copy_(answer.values.view(stop - start, table.width))
             found[table.name] = matrix.reshape(table.shape)
-        return found
+        return found if len(rosters) == 1 else None
 
     def _ask_for(
         self, keys: Iterable[Key], clock: int, flags: int, entries_at_once: int = ENTRIES_AT_ONCE
