@@ -81,7 +81,11 @@ class Story(Callback):
             wait_until(lambda: excused() == ())
 
 
-@pytest.mark.parametrize("consistency", [BSP(), BSP(stand_in=True), SSP(1)], ids=str)
+@pytest.mark.parametrize(
+    "consistency",
+    [pytest.param(BSP(), marks=pytest.mark.slow), BSP(stand_in=True), SSP(1)],
+    ids=str,
+)
 def test_a_slow_worker_is_excused_and_readmitted_and_every_row_counts(monkeypatch, consistency):
     monkeypatch.setattr(served_training, "WorkerClient", SaysSo)
     monkeypatch.setattr(SaysSo, "says", "slow")

@@ -47,7 +47,7 @@ def test_bsp_saves_within_an_epoch_though_some_workers_have_no_rows_left():
 @pytest.mark.parametrize(
     "strategy_of",
     [
-        partial(ParameterServer, consistency=SSP(2)),
+        pytest.param(partial(ParameterServer, consistency=SSP(2)), marks=pytest.mark.slow),
         partial(ParameterServer, consistency=TAP()),
         partial(ParameterServer, expulsion=Expulsion(1e9)),
     ],

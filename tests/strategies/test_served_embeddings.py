@@ -55,7 +55,12 @@ WHOLE = 4 * NUM_WORDS * WIDTH  # bytes
 
 
 @pytest.mark.parametrize(
-    "optimizer", [partial(torch.optim.SGD, lr=0.1), partial(torch.optim.Adagrad, lr=0.1)], ids=str
+    "optimizer",
+    [
+        pytest.param(partial(torch.optim.SGD, lr=0.1), marks=pytest.mark.slow),
+        partial(torch.optim.Adagrad, lr=0.1),
+    ],
+    ids=["SGD", "Adagrad"],
 )
 def test_rows_are_pushed_and_bsp_equals_allreduce(optimizer):
     ours = train(train_served, ParameterServer, optimizer)
@@ -70,7 +75,9 @@ def test_rows_are_pushed_and_bsp_equals_allreduce(optimizer):
     ("optimizer", "sparse", "by_rows"),
     [
         (partial(torch.optim.SGD, lr=0.1, momentum=0.9), False, False),
-        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), True, True),
+        pytest.param(
+            partial(torch.optim.SGD, lr=0.1, momentum=0.9), True, True, marks=pytest.mark.slow
+        ),
         (partial(torch.optim.Adam, lr=0.01), True, True),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_worker_alone_reads_its_own_writes(late, consistency):
         assert [event["cached_pulls"] >= 9 for event in client_events(trained)] == [True] * 2
 
 
-@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("bound", [0, 1, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_gradient_is_computed_on_an_older_model_than_the_bound_allows(late, bound):
     trained = train_served(
         partial(ParameterServer, consistency=SSP(bound)),

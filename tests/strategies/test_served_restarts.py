@@ -127,7 +127,9 @@ SUBSETS = [
 ]
 
 
-@pytest.mark.parametrize("consistency", [BSP(), SSP(1), TAP()], ids=str)
+@pytest.mark.parametrize(
+    "consistency", [BSP(), pytest.param(SSP(1), marks=pytest.mark.slow), TAP()], ids=str
+)
 def test_a_worker_dies_between_any_two_pushes_and_each_batch_counts_once(monkeypatch, consistency):
     # One worker alone, since under BSP a step's mean depends on who else is in its clock.
     parts = [digits(80)]
@@ -155,7 +157,7 @@ def test_among_others_and_with_leased_rows(monkeypatch, leased):
     torch.testing.assert_close(all_values(killed), all_values(expected), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("warm_start", [0, 3])
+@pytest.mark.parametrize("warm_start", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_downpour_pushes_several_steps_together(monkeypatch, warm_start):
     """Ten steps an epoch: pushes of 4, 4 and 2; a warm start ends its first one after 3."""
     first = 3 if warm_start else 4
