@@ -55,11 +55,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Strategy",
     ),
     "Compression": ("FP16", "BF16", "OneBit", "TopK", "PowerSGD"),
-    "Consistency": ("BSP", "SSP", "ASP", "TAP"),
+    "Consistency": ("BSP", "SSP", "ASP", "TAP", "Expulsion"),
     "Comparing strategies": ("compare", "advise"),
     "Tables and programs": (
         "KVStore",
         "WithStore",
+        "ServerGroup",
         "ArrayTable",
         "MatrixTable",
         "SparseTable",

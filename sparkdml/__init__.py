@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from sparkdml.server.consistency import BSP as BSP
     from sparkdml.server.consistency import SSP as SSP
     from sparkdml.server.consistency import TAP as TAP
+    from sparkdml.server.consistency.expulsion import Expulsion as Expulsion
+    from sparkdml.serving.group import ServerGroup as ServerGroup
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
@@ -114,6 +116,7 @@ _HOMES = {
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
+    "Expulsion": "sparkdml.server.consistency.expulsion",
     "FP16": "sparkdml.compression.half",
     "Gossip": "sparkdml.strategies.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
@@ -139,6 +142,7 @@ _HOMES = {
     "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SSP": "sparkdml.server.consistency",
+    "ServerGroup": "sparkdml.serving.group",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.slow_mo",
     "SparkDMLError": "sparkdml.errors",

@@ -21,6 +21,7 @@ from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.planning import FeedWishes, plan_feed
 from sparkdml.history import History
 from sparkdml.model import TorchModel
+from sparkdml.observe.evaluations import Evaluations
 from sparkdml.observe.observers import Observer
 from sparkdml.observe.output_printer import OutputPrinter
 from sparkdml.observe.progress import Progress
@@ -139,20 +140,24 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         fit = self._prepare(dataset)
         if self.value("dryRun"):
             try_rows(fit)
-        stragglers = Stragglers()
+        stragglers, evaluations = Stragglers(), Evaluations()
         last_words: dict[str, Any] = {"stopped": None}
 
         def end() -> dict[str, Any]:
             slow = [asdict(straggler) for straggler in stragglers.report()]
             return {**last_words, "stragglers": slow}
 
-        observers = [stragglers, *self._observers(fit.spark), *others]
+        observers: list[Observer] = [stragglers, evaluations]
+        observers += [*self._observers(fit.spark), *others]
         with watched(fit.start(), observers, end) as tell:
             fitted = fit.train(self.value("checkpoint"), tell)
             last_words["stopped"] = fitted.result.stopped
         first = fitted.result.first_step_time
         history = History(
-            fitted.result.history, fitted.result.stopped, first - called if first else None
+            fitted.result.history,
+            fitted.result.stopped,
+            first - called if first else None,
+            evaluations.rows,
         )
         return self._make_model(fit.module, fitted, history, fit.feed)
 

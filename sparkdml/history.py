@@ -20,13 +20,18 @@ _RIGHT = ' style="text-align:right;padding:2px 8px"'
 
 
 class History(Sequence[dict[str, float]]):
-    """What was measured, epoch by epoch; the same numbers that the callbacks saw."""
+    """What was measured, epoch by epoch; the same numbers that the callbacks saw.
+
+    `evaluations` has what an evaluator measured meanwhile (see `ParameterServer`): dicts with
+    `step`, `epoch`, `clock` and `seconds` beside `val_loss` and the metrics; empty without one.
+    """
 
     def __init__(
         self,
         rows: Sequence[dict[str, float]],
         stopped: str | None = None,
         first_step_seconds: float | None = None,
+        evaluations: Sequence[dict[str, float]] = (),
     ) -> None:
         self._rows = [
             {name: int(value) if name in _WHOLE else value for name, value in row.items()}
@@ -34,6 +39,7 @@ class History(Sequence[dict[str, float]]):
         ]
         self.stopped = stopped  # why the run ended before its last epoch, if it did
         self.first_step_seconds = first_step_seconds  # from the call of fit to the first step
+        self.evaluations = list(evaluations)
 
     def __getitem__(self, index: Any) -> Any:
         return self._rows[index]
@@ -66,11 +72,17 @@ class History(Sequence[dict[str, float]]):
             "rows": self._rows,
             "stopped": self.stopped,
             "first_step_seconds": self.first_step_seconds,
+            "evaluations": self.evaluations,
         }
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> History:
-        return cls(saved["rows"], saved.get("stopped"), saved.get("first_step_seconds"))
+        return cls(
+            saved["rows"],
+            saved.get("stopped"),
+            saved.get("first_step_seconds"),
+            saved.get("evaluations", ()),
+        )
 
     def plot(self, ax: Sequence[Axes] | None = None) -> Any:
         """Curves over the epochs, one panel for the loss and one for each metric."""

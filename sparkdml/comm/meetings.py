@@ -52,12 +52,13 @@ class Meetings:
             return [here[r] for r in range(size)] if len(here) == size else None
 
     def _forget(self, chapter: str) -> None:
-        """Nobody who comes back begins before the last chapter but one: none may end without him.
+        """Nobody who comes back begins before the last chapter but two: none may end without him.
 
-        But for the first, in which everybody looks at his rows.
+        He may be lost in a chapter before he could say that it has begun, while the others go on to
+        the next. But for the first, in which everybody looks at his rows.
         """
         chapters = list(dict.fromkeys(key[0] for key in self._words))
-        kept = {chapter, FIRST_CHAPTER, *chapters[-2:]}
+        kept = {chapter, FIRST_CHAPTER, *chapters[-3:]}
         self._words = {key: words for key, words in self._words.items() if key[0] in kept}
 
 

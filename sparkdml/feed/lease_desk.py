@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import astuple
 from typing import Any
 
 from sparkdml.errors import DataError
@@ -50,7 +51,7 @@ class LeaseDesk:
             epoch = int(fields["epoch"])
             if self._tables and epoch <= max(self._tables) - NUM_EPOCHS_KEPT:
                 # Over long ago: a worker that Spark has started again catches up with the others.
-                return {"over": True, "valid": False, "rows": 0}
+                return {"over": True, "valid": False, "rows": 0, "use": None}
             if about == "lease.begin":
                 return self._begin(peer.rank, epoch, fields)
             if about == "lease.card":
@@ -59,8 +60,12 @@ class LeaseDesk:
             if about == "lease.next":
                 return self._next(table, peer.rank, fields)
             if about == "lease.use":
-                rows = int(fields["rows"])
-                return {"valid": table.use(int(fields["number"]), rows, time.monotonic())}
+                number, rows = int(fields["number"]), int(fields["rows"])
+                mark = int(fields["mark"])
+                return {"valid": table.use(number, rows, time.monotonic(), mark)}
+            if about == "lease.last":
+                use = table.last_use(peer.rank)
+                return {"use": None if use is None else [*astuple(use)]}
             if about == "lease.back":
                 table.give_back(int(fields["number"]))
                 return {}

@@ -24,6 +24,7 @@ from sparkdml.feed.shares import Piece
 
 ASK_AGAIN_SECONDS = 0.05
 PATIENCE_SECONDS = 60.0  # with rows that can't be reached
+AGAIN = 0  # in place of a lease's number, for rows that were confirmed before a restart
 
 Ask = Callable[..., Any]  # ctx.ask
 
@@ -84,21 +85,23 @@ class LeasedBatch(Batch):
     `place` says which these are: the owner, and how many of its rows come before them.
     """
 
-    def __init__(self, batch: Batch, place: tuple[int, int], confirm: Callable[[], bool]) -> None:
+    def __init__(
+        self, batch: Batch, place: tuple[int, int], confirm: Callable[[int], bool]
+    ) -> None:
         super().__init__(dict(batch), batch.num_rows)
         self.place = place
-        self._confirm: Callable[[], bool] | None = confirm
+        self._confirm: Callable[[int], bool] | None = confirm
         self._is_valid = True
 
-    def confirm(self) -> bool:
+    def confirm(self, mark: int = 0) -> bool:
         """Count the rows as used; False if the lease has expired and somebody else has them.
 
         Call it before an effect that can't be taken back, as sending a gradient. Coming for the
-        next batch does it, too.
+        next batch does it, too. With a `mark` the desk remembers them, for `repeat_last`.
         """
         if self._confirm is not None:
             confirm, self._confirm = self._confirm, None
-            self._is_valid = confirm()
+            self._is_valid = confirm(mark)
         return self._is_valid
 
 
@@ -119,6 +122,7 @@ class LeaseReader:
         self._begun: int | None = None
         self._met: set[int] = set()
         self._lost: set[int] = set()  # leases that went to others
+        self._again: tuple[int, Piece] | None = None  # an epoch, and rows of it to begin with
 
     def batches(
         self,
@@ -145,7 +149,10 @@ class LeaseReader:
                     part = under_way.popleft()
                     if part.lease in self._lost:
                         continue
-                    use = partial(self._use, epoch, part.lease, part.rows)
+                    if part.lease == AGAIN:
+                        use: Callable[[int], bool] = self._use_again
+                    else:
+                        use = partial(self._use, epoch, part.lease, part.rows)
                     leased = LeasedBatch(batch, part.place, use)
                     if not (self._source.drops_last and part.rows < batch_size):
                         yield leased
@@ -175,6 +182,18 @@ class LeaseReader:
             self._begun, self._met = epoch, {self._rank}
             self._lost.clear()  # another epoch has leases of the same numbers
 
+    def repeat_last(self, epoch: int) -> int:
+        """After a restart: begin with the rows that were confirmed last: were they made use of?
+
+        Returns the mark that they were confirmed with, or 0 if there are none.
+        """
+        use = self._ask("last", epoch)["use"]
+        if use is None:
+            return 0
+        mark, owner, start, stop = use
+        self._again = epoch, (owner, start, stop)
+        return int(mark)
+
     def used_rows(self, epoch: int) -> int:
         """How many of this worker's own rows of the epoch have been used, by whomever."""
         return int(self._ask("used", epoch)["rows"])
@@ -182,6 +201,11 @@ class LeaseReader:
     def _pieces(
         self, batch_size: int, epoch: int, until: int | None, under_way: deque[_Part]
     ) -> Iterator[Sequence[Piece]]:
+        if self._again is not None and self._again[0] == epoch:
+            owner, start, stop = self._again[1]
+            self._meet(epoch, owner)
+            under_way.append(_Part(AGAIN, (owner, start), stop - start))
+            yield [(owner, start, stop)]
         while True:
             answer = self._ask("next", epoch, batch=batch_size, until=until)
             if "over" in answer:
@@ -190,11 +214,9 @@ class LeaseReader:
                 time.sleep(ASK_AGAIN_SECONDS)
                 continue
             number, owner, start, stop = answer["lease"]
-            if owner not in self._met:
-                under_way.append(_Part(number, (owner, start), 0))  # should it be gone
-                self._source.meet(owner, self._ask("card", epoch, owner=owner))
-                self._met.add(owner)
-                under_way.pop()
+            under_way.append(_Part(number, (owner, start), 0))  # should the owner be gone
+            self._meet(epoch, owner)
+            under_way.pop()
             for first in range(start, stop, batch_size):
                 if number in self._lost:
                     break
@@ -202,8 +224,17 @@ class LeaseReader:
                 under_way.append(_Part(number, (owner, first), last - first))
                 yield [(owner, first, last)]
 
-    def _use(self, epoch: int, number: int, rows: int) -> bool:
-        valid = bool(self._ask("use", epoch, number=number, rows=rows)["valid"])
+    def _meet(self, epoch: int, owner: int) -> None:
+        if owner not in self._met:
+            self._source.meet(owner, self._ask("card", epoch, owner=owner))
+            self._met.add(owner)
+
+    def _use_again(self, mark: int) -> bool:
+        self._again = None  # the desk counts these rows as used already
+        return True
+
+    def _use(self, epoch: int, number: int, rows: int, mark: int) -> bool:
+        valid = bool(self._ask("use", epoch, number=number, rows=rows, mark=mark)["valid"])
         if not valid:
             self._lost.add(number)
         return valid

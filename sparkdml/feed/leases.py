@@ -31,6 +31,16 @@ class Lease:
     rival: int | None = None  # the number of another lease of the same rows: a backup, or its cause
 
 
+@dataclass(frozen=True)
+class Use:
+    """Rows that a worker has counted as used, under a mark of its own."""
+
+    mark: int
+    owner: int
+    start: int
+    stop: int
+
+
 @dataclass
 class LeaseTable:
     """One epoch. Owners `begin` when they know their rows; others' pieces are granted meanwhile.
@@ -52,6 +62,7 @@ class LeaseTable:
     _free: dict[int, list[Stretch]] = field(default_factory=dict)
     _leases: dict[int, Lease] = field(default_factory=dict)
     _away: set[int] = field(default_factory=set)
+    _last_uses: dict[int, Use] = field(default_factory=dict)
     _last_number: int = 0
 
     def begin(self, owner: int, num_rows: int) -> bool:
@@ -108,8 +119,11 @@ class LeaseTable:
         backup.rival, lease.rival = lease.number, backup.number
         return backup
 
-    def use(self, number: int, num_rows: int, now: float = 0.0) -> bool:
-        """Whether the holder may count the next rows of its lease as trained on: if it is valid."""
+    def use(self, number: int, num_rows: int, now: float = 0.0, mark: int = 0) -> bool:
+        """Whether the holder may count the next rows of its lease as trained on: if it is valid.
+
+        The last ones with a mark are remembered, should the holder die before it is done with them.
+        """
         self.expire(now)
         lease = self._leases.get(number)
         if lease is None:
@@ -118,6 +132,9 @@ class LeaseTable:
         assert lease.rival is None or num_rows == lease.stop - lease.start, "a batch, and no less"
         if lease.rival is not None:
             del self._leases[lease.rival]
+        if mark:
+            use = Use(mark, lease.owner, lease.start, lease.start + num_rows)
+            self._last_uses[lease.holder] = use
         lease.start += num_rows
         lease.deadline = now + self.lease_seconds
         self._used[lease.owner] += num_rows
@@ -149,6 +166,9 @@ class LeaseTable:
             return
         self.num_granted -= lease.stop - lease.start
         insort(self._free[lease.owner], (lease.start, lease.stop))
+
+    def last_use(self, worker: int) -> Use | None:
+        return self._last_uses.get(worker)
 
     @property
     def has_begun(self) -> bool:

@@ -146,7 +146,6 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
     """As few aggregates as will do: each is computed for every row, outside of compiled code."""
     from pyspark.sql import functions as F
 
-    hashes = F.col(HASH_COLUMN)
     facts = {
         "rows": F.count(F.lit(1)),
         "hash_sum": _hash_sum(),
@@ -154,8 +153,7 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
     if plan.strata is not None:
         facts["validation"] = F.max(F.lit(plan.strata.num_held_out))
     elif isinstance(plan.validation, float):
-        held_out = hashes.bitwiseAND(F.lit(0xFFFFFF)) < F.lit(round(plan.validation * (1 << 24)))
-        facts["validation"] = F.count_if(held_out)  # as feed.is_validation says
+        facts["validation"] = F.count_if(is_held_out(plan.validation))
     elif plan.validation is not None:
         facts["validation"] = F.count_if(F.col(quoted(plan.validation)))
     # What preprocess is given, only preprocess can judge; and it runs before the first step.
@@ -169,6 +167,14 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
         for name, (shortest, longest) in _lengths(column).items():
             facts[f"shortest:{name}"], facts[f"longest:{name}"] = F.min(shortest), F.max(longest)
     return [expression.alias(name) for name, expression in facts.items()]
+
+
+def is_held_out(fraction: float) -> SparkColumn:
+    """As feed.is_validation says."""
+    from pyspark.sql import functions as F
+
+    low_bits = F.col(HASH_COLUMN).bitwiseAND(F.lit(0xFFFFFF))
+    return low_bits < F.lit(round(fraction * (1 << 24)))
 
 
 def _lengths(column: Column) -> dict[str, tuple[SparkColumn, SparkColumn]]:

@@ -8,11 +8,11 @@ servers outlive workers is `ParameterServer`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdml.comm.interface import address_towards
 from sparkdml.errors import ParameterError, SetupError
@@ -26,13 +26,16 @@ from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency import TAP, Consistency
 from sparkdml.server.membership import Membership
 from sparkdml.server.merging import MergingClient
-from sparkdml.server.node import ServerNode, serve
 from sparkdml.server.seal import JobKey
+from sparkdml.server.server_thread import ServerThread
+
+if TYPE_CHECKING:
+    from sparkdml.serving.application import Application
+    from sparkdml.serving.group import ServerGroup
 
 Result = TypeVar("Result")
 
 EXPECT = "store.expect"  # how many clients there will be
-JOIN_SECONDS = 10.0
 
 
 class WithStore(Generic[Result]):
@@ -48,6 +51,7 @@ class WithStore(Generic[Result]):
         merge_hosts: add up what the workers of a host push before it crosses the network, and fetch
             once what they pull. All workers of a host must then make the same calls in the same
             order.
+        servers: a group of servers to use, which runs already, in place of some of the workers.
     """
 
     def __init__(
@@ -57,18 +61,25 @@ class WithStore(Generic[Result]):
         consistency: Consistency | None = None,
         encrypted: bool | None = None,
         merge_hosts: bool = False,
+        servers: ServerGroup | None = None,
     ) -> None:
         if not callable(fn):
             raise ParameterError("fn", fn, "a function of two arguments, the context and the store")
         if num_servers < 1:
             raise ParameterError("num_servers", num_servers, "at least 1")
+        if servers is not None and num_servers != 1:
+            raise ParameterError("num_servers", num_servers, "left out where servers= is given")
         self._fn, self._merge_hosts, self._encrypted = fn, merge_hosts, encrypted
         self._num_servers, self._consistency = num_servers, consistency or TAP()
+        self._servers, self._workers_serve = servers, servers is None
         self.__name__ = getattr(fn, "__name__", "fn")
         self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
 
     def desk(self, num_workers: int) -> StoreDesk:
         """At the driver, for each submission."""
+        if self._servers is not None:
+            make = partial(self._config, num_workers=num_workers)
+            return GuestStoreDesk(self._servers.applications.open(make, self._encrypted))
         if self._num_servers > num_workers:
             raise ParameterError(
                 "num_servers", self._num_servers, f"at most num_workers ({num_workers})"
@@ -81,14 +92,18 @@ class WithStore(Generic[Result]):
             num_servers=self._num_servers,
             num_workers=num_workers,
             consistency=self._consistency,
-            replication=1,  # servers live and die with the run: a copy would help nobody
+            # Where servers live and die with the run, a copy would help nobody.
+            replication=1 if self._workers_serve else 2,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_servers": None}  # which stay at the driver
 
     def __call__(self, ctx: Context) -> Result:
         encrypted = ctx.plan.must_encrypt if self._encrypted is None else self._encrypted
         config = self._config(JobKey.derive(ctx.plan.secret, encrypted), ctx.size)
         opened = _merged_client(ctx, config) if self._merge_hosts else _own_client(ctx, config)
-        with _serving(ctx, config):
+        with _serving(ctx, config) if self._workers_serve else nullcontext():
             with opened as client, KVStore(client, ctx.size, ctx.rank) as store:
                 result = self._fn(ctx, store)
             ctx.comm.barrier()  # others may still need the server
@@ -134,6 +149,14 @@ class StoreDesk:
         """All workers are one gang: the run ends with the first that fails."""
 
 
+class GuestStoreDesk(StoreDesk):
+    """For a store on servers of a group."""
+
+    def __init__(self, application: Application) -> None:
+        super().__init__(application.membership)
+        self.secret, self.close = application.secret, application.close
+
+
 def _ask_of(ctx: Context) -> Ask:
     def ask(what: str, **fields: Any) -> Any:
         return ctx.ask(what, **fields)
@@ -150,7 +173,7 @@ def _serving(ctx: Context, config: ServerConfig) -> Iterator[None]:
     host = address_towards(ctx.plan.driver_host)
     if host is None:
         raise SetupError(f"rank {ctx.rank} has no address towards {ctx.plan.driver_host}")
-    server = _ServerThread(ctx.rank, config, _ask_of(ctx), host)
+    server = ServerThread(ctx.rank, config, _ask_of(ctx), host)
     server.start()
     try:
         yield
@@ -158,32 +181,3 @@ def _serving(ctx: Context, config: ServerConfig) -> Iterator[None]:
         server.stop()
     if server.error is not None:
         raise server.error
-
-
-class _ServerThread(threading.Thread):
-    def __init__(self, seat: int, config: ServerConfig, ask: Ask, host: str) -> None:
-        super().__init__(name=f"sparkdml-server-{seat}", daemon=True)
-        self._arguments = seat, config, ask, host
-        self._node: ServerNode | None = None
-        self._stopping = False
-        self._lock = threading.Lock()
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            serve(*self._arguments, on_start=self._keep)
-        except BaseException as error:  # for who stops it
-            self.error = error
-
-    def _keep(self, node: ServerNode) -> None:
-        with self._lock:
-            self._node = node
-            if self._stopping:
-                node.stop()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopping = True
-            if self._node is not None:
-                self._node.stop()
-        self.join(JOIN_SECONDS)

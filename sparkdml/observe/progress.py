@@ -26,8 +26,8 @@ class Progress:
     """An observer that tells a person how the run goes.
 
     `verbose`: 0 is silence; 1 the bar (or the lines), restarts and why a run stopped early; 2 also
-    checkpoints, failures with their tracebacks, where each rank's time went in each epoch, and the
-    stragglers at the end.
+    checkpoints, what an evaluator measured, failures with their tracebacks, where each rank's time
+    went in each epoch, and the stragglers at the end.
     """
 
     def __init__(self, epochs: int, verbose: int) -> None:
@@ -115,6 +115,11 @@ class Progress:
                 f"{short(event['bytes'])}B, copied in {event['copy_seconds']:.3f} s, written in "
                 f"{event['write_seconds']:.2f} s"
             )
+
+    def _on_evaluation(self, rank: int, event: dict[str, Any]) -> None:
+        if self._verbose > 1:
+            found = ", ".join(f"{name} {value:.4g}" for name, value in event["values"].items())
+            self._say(f"evaluator: {found} after step {event['step']:,}")
 
     def _on_failure(self, rank: int, event: dict[str, Any]) -> None:
         if self._verbose > 1:

@@ -57,6 +57,9 @@ class TrackerObserver:
             self._steps(event)
         elif kind == "epoch":
             self._epoch(event["row"])
+        elif kind == "evaluation":
+            found = {f"evaluator/{name}": value for name, value in event["values"].items()}
+            self._put(numbers(found), event["step"])
         elif kind == "log":
             prefix = f"rank_{rank}/" if rank > 0 else ""
             self._put({prefix + name: value for name, value in numbers(event["values"]).items()})

@@ -8,7 +8,7 @@ one too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sparkdml.runtime.wire import Message
 
@@ -36,4 +36,15 @@ class Desk(Protocol):
 
     def went(self, peer: Peer, outcome: str) -> None:
         """A task has ended: "done", "failed" (it reported an error), or "lost" (it did not)."""
+        ...
+
+
+@runtime_checkable
+class GuestDesk(Desk, Protocol):
+    """A desk that shares a secret with somebody outside of the run, and is closed with it."""
+
+    secret: bytes  # becomes the run's own, which its tasks know
+
+    def close(self) -> None:
+        """The submission is over."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from sparkdml.feed.held_out import held_out_rows
 from sparkdml.feed.rows import rank_of_hash, shard_rdd
 from sparkdml.feed.sharding import DataFacts, read_facts, shard_dataframe
 from sparkdml.runtime.cluster import is_connect
@@ -44,7 +45,7 @@ class ArrowJob:
         profile: ResourceProfile | None,
         merge: Merge | None = None,
     ) -> None:
-        count, num_partitions = plan.role.count, num_tasks(plan.job_roles)
+        num_partitions = num_tasks(plan.job_roles)
         self._has_rows = plan.source != "none"
         if not self._has_rows:
             self._session = cast("SparkSession", source)
@@ -53,15 +54,23 @@ class ArrowJob:
             assert plan.feed is not None
             source = cast("DataFrame", source)
             self._session = source.sparkSession
-            missing = [rank for rank in range(count) if rank not in plan.spools]
-            rows = shard_dataframe(
-                source, plan.feed, count, missing if plan.spools else None, num_partitions
-            )
+            if plan.role.reads == "validation":
+                rows = held_out_rows(source, plan.feed)
+            else:
+                rows = self._shard(source, plan, num_partitions)
         worker = partial(run_arrow_worker, plan, body)
         options: dict[str, Any] = {} if profile is None else {"profile": profile}
         self._query = rows.mapInArrow(worker, RESULT_SCHEMA, barrier=plan.role.gang, **options)
         if merge is not None:
             self._query = merge_in_tree(self._query, num_partitions, merge)
+
+    def _shard(self, source: DataFrame, plan: Plan, num_partitions: int) -> DataFrame:
+        assert plan.feed is not None
+        count = plan.role.count
+        missing = [rank for rank in range(count) if rank not in plan.spools]
+        return shard_dataframe(
+            source, plan.feed, count, missing if plan.spools else None, num_partitions
+        )
 
     def collect(self) -> Parts:
         return [(row.rank, row.part, bytes(row.payload)) for row in self._query.collect()]

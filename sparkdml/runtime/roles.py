@@ -30,9 +30,14 @@ class Role:
     name: str
     count: int
     gang: bool = True  # a barrier job, or ordinary tasks that Spark retries one by one
-    reads: Literal["shards", "leases", "none"] = "shards"  # leases begin as shards, then move
+    # Leases begin as shards, then move; one task may read the rows that are held out.
+    reads: Literal["shards", "leases", "validation", "none"] = "shards"
     resources: Resources | None = None  # None: as the run's options say
     at_once: bool = True  # whether all must run at the same time, as they wait for each other
+
+    @property
+    def trains_on_rows(self) -> bool:
+        return self.reads in ("shards", "leases")
 
 
 RolesOf = Callable[[int], Sequence[Role]]  # of the number of workers
@@ -40,7 +45,7 @@ RolesOf = Callable[[int], Sequence[Role]]  # of the number of workers
 
 def job_roles(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
     """The roles of each Spark job; first the job that trains, in front of it who reads the data."""
-    ordered = sorted(roles, key=lambda role: role.reads == "none")  # stable
+    ordered = sorted(roles, key=lambda role: not role.trains_on_rows)  # stable
     gang = tuple(role for role in ordered if role.gang)
     jobs: list[tuple[Role, ...]] = [(role,) for role in ordered if not role.gang]
     if gang:
@@ -94,6 +99,9 @@ def describe(roles: Sequence[Role]) -> str:
 def _check(ordered: Sequence[Role], gang: Sequence[Role]) -> None:
     assert len({role.name for role in ordered}) == len(ordered), "each role has its own name"
     assert all(role.count > 0 for role in ordered), "a role that nobody has is left out"
-    assert sum(role.reads != "none" for role in ordered) <= 1, "one role reads the data"
+    assert sum(role.trains_on_rows for role in ordered) <= 1, "one role reads the data"
+    for role in ordered:
+        alone = role.count == 1 and not role.gang
+        assert role.reads != "validation" or alone, "one ordinary task reads what is held out"
     assert len({role.resources for role in gang}) <= 1, "one barrier job has tasks of one size"
     assert all(role.at_once for role in gang), "a gang runs at once"

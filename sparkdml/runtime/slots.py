@@ -18,15 +18,20 @@ from sparkdml.runtime.roles import (
     num_slots,
     num_tasks,
 )
+from sparkdml.runtime.standing import standing_roles
 
 
 class Slots:
     """What the roles need, asked of the cluster."""
 
     def __init__(self, cluster: Cluster, options: Options, roles_of: RolesOf) -> None:
-        self._cluster, self._options, self._roles_of = cluster, options, roles_of
+        self._cluster, self._options, self._launched = cluster, options, roles_of
         # Whatever the number of workers turns out to be, their roles are of the same kinds.
         self._kinds = roles_of(max(1, 2 if options.num_workers is None else options.num_workers))
+
+    def _roles_of(self, num_workers: int) -> list[Role]:
+        """With those of others who hold slots meanwhile."""
+        return [*self._launched(num_workers), *standing_roles()]
 
     @property
     def has_gang(self) -> bool:

@@ -24,7 +24,7 @@ from sparkdml.feed.feed import FeedPlan
 from sparkdml.runtime.cargo.depot import Depot
 from sparkdml.runtime.cluster import Cluster
 from sparkdml.runtime.context import NO_ROWS
-from sparkdml.runtime.desk import Desk
+from sparkdml.runtime.desk import Desk, GuestDesk
 from sparkdml.runtime.endpoint import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
 from sparkdml.runtime.interrupts import Interrupts
 from sparkdml.runtime.jobs import is_rdd, make_job
@@ -75,6 +75,7 @@ class Submission:
             data = None  # everything is on the workers' disks
         self._on_event, self._cluster, self._options = on_event, cluster, options
         self._jobs: list[RoleJob] = []
+        self._guest = desk if isinstance(desk, GuestDesk) else None
         reception = Reception(jobs, on_event, lambda: self._jobs[0].job.facts(), run, spools, desk)
         host = cluster.driver_host()
         token = secrets.token_urlsafe(32)
@@ -115,7 +116,7 @@ class Submission:
             depot=None if self._depot is None else self._depot.place,
             # What is to be merged on executors can't lie at the driver.
             cargo_bytes=sys.maxsize if merge is not None else cargo_bytes or 0,
-            secret=secrets.token_bytes(32),
+            secret=secrets.token_bytes(32) if self._guest is None else self._guest.secret,
             must_encrypt=cargo_bytes is None,
             counts_rows=data is not None and not is_rdd(data) and not cluster.tells_facts,
         )
@@ -148,7 +149,11 @@ class Submission:
         )
         if not plan.first_number:
             return plan
-        return replace(plan, source="none", feed=None, spools={}, stale_spools=())
+        plan = replace(plan, spools={}, stale_spools=(), counts_rows=False)
+        if role.reads == "validation":
+            assert plan.source == "arrow", "rows are held out of a DataFrame"
+            return plan
+        return replace(plan, source="none", feed=None)
 
     def wait(self) -> list[Any]:
         """Submit and watch; the tasks' results in their order, or the first cause of a failure."""
@@ -175,6 +180,8 @@ class Submission:
         self._rendezvous.close()
         if self._depot is not None:
             self._depot.close()
+        if self._guest is not None:
+            self._guest.close()
 
     def _watch(self, interrupts: Interrupts) -> None:
         """Until the first job, the one that trains, is done."""

@@ -23,6 +23,7 @@ from sparkdml.comm.environment import process_environment, temporary_environment
 from sparkdml.comm.interface import address_towards, interface_towards
 from sparkdml.errors import SetupError
 from sparkdml.feed.arrow import read_arrow
+from sparkdml.feed.held_out import only_held_out
 from sparkdml.feed.rows import read_rows
 from sparkdml.observe.worker_output import WorkerOutput
 from sparkdml.runtime.cargo.carrier import fetch, pickle_result, release
@@ -80,6 +81,8 @@ def _run_body(
     elif plan.source == "arrow":
         assert plan.feed is not None
         chunks = read_arrow(source, plan.feed)
+        if plan.role.reads == "validation":
+            chunks = only_held_out(chunks, plan.feed)
     elif plan.source == "rows":
         assert plan.feed is not None
         chunks = read_rows(source, plan.feed)

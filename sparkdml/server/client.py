@@ -18,7 +18,7 @@ from sparkdml.server.config import ServerConfig
 from sparkdml.server.courier import Courier
 from sparkdml.server.cutting import Gathering, add_up_rows, cut_rows, cut_whole
 from sparkdml.server.frames import HALF, Entry, Kind, Message, Status
-from sparkdml.server.keys import Indexes, Key, as_indexes
+from sparkdml.server.keys import Indexes, Key, Table, as_indexes
 from sparkdml.server.lines import Request
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.reading import ReadCache
@@ -98,8 +98,18 @@ class WorkerClient(Client):
     # Push and pull ------------------------------------------------------------------------------
 
     def push(
-        self, name: str, value: Tensor, rows: Rows | None = None, weight: float = 1.0
+        self,
+        name: str,
+        value: Tensor,
+        rows: Rows | None = None,
+        weight: float = 1.0,
+        mark: int = 0,
     ) -> Ticket[None]:
+        """See `Client.push`. With a `mark` it counts once in the worker's lives taken together.
+
+        Of one worker's marks to a table each must be larger than the last; one that is not does
+        nothing, in those parts of the table that have had it.
+        """
         known = self._book.find(name)
         table = known.table
         if not 0 <= weight < float("inf"):
@@ -114,9 +124,9 @@ class WorkerClient(Client):
             for entry in entries:
                 self._numbers[entry.key] += 1
                 entry.number = self._numbers[entry.key]
-                entry.weight, entry.worker = weight, self.worker
+                entry.weight, entry.worker, entry.mark = weight, self.worker, mark
                 self.stats.bytes_pushed += 0 if entry.values is None else entry.values.nbytes
-            self._courier.submit([self._push_request(entry, ticket) for entry in entries])
+            self._courier.submit([self._push_request(table, entry, ticket) for entry in entries])
         return ticket
 
     def _entries(
@@ -142,7 +152,7 @@ class WorkerClient(Client):
 
     def pull(
         self, name: str, rows: Rows | None = None, out: Tensor | None = None
-    ) -> Ticket[Tensor]:
+    ) -> PartsTicket[Tensor]:
         known = self._book.find(name)
         table = known.table
         indexes = None if rows is None else as_indexes(rows, table.num_rows)
@@ -196,13 +206,17 @@ class WorkerClient(Client):
         self._courier.submit(requests)
         return ticket
 
-    def _push_request(self, entry: Entry, ticket: PartsTicket[None]) -> Request:
+    def _push_request(self, table: Table, entry: Entry, ticket: PartsTicket[None]) -> Request:
         def done(message: Message, answer: Entry) -> None:
             if answer.status == Status.REFUSED:
                 ticket.failed(CommunicationError("a server refused a push: has the table changed?"))
                 return
             if answer.status == Status.NOT_FINITE:
                 self.stats.dropped["not finite"] += 1
+            elif answer.status == Status.REPEATED:
+                self.stats.repeated += 1
+                with self._lock:
+                    self._reads.forget(table)  # it was added there, too
             else:
                 self.stats.pushes += 1
             ticket.part_done()
@@ -213,25 +227,58 @@ class WorkerClient(Client):
         with self._lock:
             self._courier.submit(requests)
 
+    def stamp(self, name: str) -> int | None:
+        """Where the slowest worker was when a whole table was last read."""
+        return self._reads.stamp(self._book.find(name).table)
+
+    def read_again(self, name: str) -> bool:
+        """Whether what was last read of a whole table will do while the next read is under way.
+
+        It lacks what this worker has pushed since.
+        """
+        stamp = self.stamp(name)
+        if stamp is None or not self._config.consistency.may_go_on(stamp, self._clock):
+            return False
+        self.stats.cached_pulls += 1
+        self.stats.staleness[max(0, self._clock - stamp)] += 1
+        return True
+
+    def flush(self) -> None:
+        """Wait until the servers hold all that was pushed, without finishing the clock."""
+        start = time.monotonic()
+        self._pushes.wait()
+        self.stats.wait_seconds += time.monotonic() - start
+        self._check()
+
     # Clocks -------------------------------------------------------------------------------------
 
     def clock(self) -> int:
-        start = time.monotonic()
-        self._pushes.wait()
-        now = time.monotonic()
-        self.stats.wait_seconds += now - start
+        self.flush()
+        return self.clock_behind()
+
+    def clock_behind(self) -> int:
+        """Finish a clock as soon as the servers hold all that was pushed, and don't wait for it.
+
+        The next reads are of the new clock; they see this worker's own pushes, as always.
+        """
         self._check()
+        self._courier.busy_seconds = self._computed_seconds()
         # One that was excused for being slow goes on where the others are.
-        self._clock = max(self._clock + 1, self._courier.moved_on)
-        waited = self.stats.wait_seconds
-        self._courier.busy_seconds = max(0.0, now - self._clock_began - (waited - self._waited))
+        clock = self._clock = max(self._clock + 1, self._courier.moved_on)
+        self._pushes.when_none(lambda: self._courier.tell_clock(clock))
+        return clock
+
+    def _computed_seconds(self) -> float:
+        """Since the last clock, without the waits."""
+        now, waited = time.monotonic(), self.stats.wait_seconds
+        seconds = max(0.0, now - self._clock_began - (waited - self._waited))
         self._clock_began, self._waited = now, waited
-        self._courier.tell_clock(self._clock)
-        return self._clock
+        return seconds
 
     def _check(self) -> None:
-        if self._courier.error is not None:
-            raise CommunicationError(str(self._courier.error)) from self._courier.error
+        error = self._courier.error or self._pushes.error
+        if error is not None:
+            raise CommunicationError(str(error)) from error
 
     def barrier(self) -> None:
         self._pushes.wait()

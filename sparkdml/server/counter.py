@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 
+from sparkdml.server.clock_copies import ClockCopies
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency.base import Clocks
 from sparkdml.server.frames import (
+    AT_CLOCK,
     CREATE,
+    FETCH,
     HALF,
     PROBE,
     PUSH,
@@ -76,16 +79,22 @@ class Counter:
         self._stand_in = config.consistency.stands_in
         self._rows = RowCache()
         self._reads: list[Message] = []  # those that wait for the clock
+        self.copies = ClockCopies(clocks, self._keep)
+        self.sessions: frozenset[int] = frozenset()  # the numbers of the workers' clients
 
     def pull(self, message: Message) -> None:
         """Answer a read, now or when the clock allows it."""
-        if not self._pull(message):
+        if message.flags & AT_CLOCK:
+            self._show(message)
+        elif not self._pull(message):
             self._reads.append(message)
-            self._stats.longest_queue = max(self._stats.longest_queue, len(self._reads))
+            self._stats.queue = len(self._reads)
+            self._stats.longest_queue = max(self._stats.longest_queue, self._stats.queue)
 
     def waiting_reads(self) -> list[Message]:
         """Those that waited for the clock: to be tried again."""
         waiting, self._reads = self._reads, []
+        self._stats.queue = 0
         return waiting
 
     def find_rows(self, message: Message) -> None:
@@ -109,6 +118,7 @@ class Counter:
         return self._shards.get(entry.key) or Status.UNKNOWN
 
     def push(self, message: Message) -> None:
+        self._stats.bytes_pushed += message.num_bytes
         answer = _Answer(message, self._send)
         for index, entry in enumerate(message.entries):
             entry.session, entry.clock = message.sender, message.clock
@@ -117,10 +127,13 @@ class Counter:
                 answer.decide(index, shard)
                 continue
             status = shard.check(entry, self._config.finite_only)
+            is_known = entry.number <= shard.applied.get(entry.session, 0)
+            if status is Status.OK and not is_known and shard.has_had(entry):
+                status = Status.REPEATED
             safe = self._when_safe(answer, index, status)
             if status is Status.GAP:
                 answer.decide(index, status)
-            elif entry.number <= shard.applied.get(entry.session, 0):
+            elif is_known:
                 self._stats.repeated += 1
                 # The first time it may not be safe yet.
                 self._replicator.wait(entry.key, shard.version, safe)
@@ -128,9 +141,14 @@ class Counter:
                 before = shard.generation
                 entry.flags = PUSH if status is Status.OK else SKIP
                 if status is Status.OK:
-                    shard.take(shard.push_from(entry), self._keep, self._stand_in)
+                    push = shard.push_from(entry)
+                    shard.take(push, self._keep, self._stand_in)
+                    self.copies.pushed(entry.key, push)
                 else:
-                    self._stats.dropped[status.name.lower().replace("_", " ")] += 1
+                    if status is Status.REPEATED:
+                        self._stats.repeated += 1
+                    else:
+                        self._stats.dropped[status.name.lower().replace("_", " ")] += 1
                     shard.skip(entry.session, entry.number)
                     entry.rows = entry.values = None
                 self._replicator.changed(shard, entry, before, safe)
@@ -179,8 +197,25 @@ class Counter:
                     values = values.half()
                 answer.entries[index].values = values.reshape(-1)
                 self._stats.pulls += 1
+                self._stats.bytes_pulled += values.nbytes
                 answer.decide(index, Status.OK)
         return True
+
+    def _show(self, message: Message) -> None:
+        """Parts as they are after a clock, to who looks on; it asks again for those not ready."""
+        entries = []
+        for asked in message.entries:
+            shard = self._find(asked)
+            answer = Entry(asked.table, asked.part)
+            if isinstance(shard, Shard):
+                wants_values = bool(message.flags & FETCH)
+                self.copies.answer(
+                    answer, message.sender, shard, message.clock, self.sessions, wants_values
+                )
+            else:
+                answer.status = shard
+            entries.append(answer)
+        self._send(message, entries, None)
 
     def _send_whole(self, message: Message, shard: Shard | Status) -> None:
         """A part with all that belongs to it, for a checkpoint."""
@@ -212,6 +247,7 @@ class Counter:
             self._replicator.wait(entry.key, shard.version, safe)
         elif message.flags == SET_UPDATER and isinstance(shard, Shard):
             shard.set_updater(updater_from(text["updater"]))
+            self.copies.drop(entry.key)
             self._replicator.created(entry.key, safe)
         elif shard is Status.MOVED or message.flags == SET_UPDATER:
             assert isinstance(shard, Status)
@@ -225,9 +261,12 @@ class Counter:
             else:
                 new = Shard.from_parts(text, message.entries)
                 if isinstance(shard, Shard):  # who pushed what is older than the snapshot
+                    new.pushed_at = shard.pushed_at
                     new.applied, new.version = shard.applied, shard.version + 1
+                    new.marks = shard.marks
             new.stepped = self._clocks.slowest
             self._shards[entry.key] = new
+            self.copies.drop(entry.key)
             self._replicator.created(entry.key, safe)
 
     def _when_done(self, answer: _Answer) -> Callable[[bool], None]:

@@ -76,7 +76,7 @@ class Courier:
 
     def tell_clock(self, clock: int) -> None:
         """Let every server know, and go on telling those that don't answer."""
-        self._clock = clock
+        self._clock = max(self._clock, clock)
         self._watcher.wake()
 
     def close(self, leave: bool) -> None:
@@ -279,7 +279,7 @@ class Courier:
         key = request.entry.key
         if request.signature:
             line.known_rows[key] = request.signature
-        over = entry.status in (Status.OK, Status.REFUSED, Status.NOT_FINITE)
+        over = entry.status in (Status.OK, Status.REFUSED, Status.NOT_FINITE, Status.REPEATED)
         if over or (entry.status == Status.UNKNOWN and request.may_be_unknown):
             request.finished = True
             lane = self._lanes[key]

@@ -37,6 +37,7 @@ _ALL_ROWS = 0xFFFFFFFF
 CREATE, RESTORE, SET_UPDATER, PROBE = 0, 1, 2, 3  # of INIT
 LEAVE = 1  # of HELLO
 HALF, WHOLE = 1, 2  # of PULL
+AT_CLOCK, FETCH = 4, 8  # of PULL, by who looks on: as it is after a clock; and bring it
 # Flags of entries.
 ROWS_NAMED = 1  # of PUSH and PULL: in place of the rows, `session` has their signature
 PUSH, STEP, SKIP = 0, 1, 2  # of REPLICATE: what the change is
@@ -61,9 +62,12 @@ class Status(IntEnum):
     MOVED = 1  # another server has this part now: look at the view again
     GAP = 2  # an earlier push of this worker to this part is missing
     UNKNOWN = 3  # there is no such table, or no copy of this part (yet)
+    WAIT = 8  # the clock that was asked for is not over yet
+    LATE = 9  # it is too late for that clock: the entry's own says which can still be had
     REFUSED = 4  # it makes no sense here: another shape, wrong rows
     NOT_FINITE = 6  # NaN or infinity, where these are dropped
     ROWS_UNKNOWN = 5  # the rows were named by a signature that is no longer known here
+    REPEATED = 7  # a push under a mark that this part has had from this worker: nothing was done
 
 
 class BadFrame(ValueError):
@@ -85,6 +89,7 @@ class Entry:
     weight: float = 1.0
     status: int = 0
     flags: int = 0
+    mark: int = 0  # of a push that counts once, though its worker is started again; 0: none
     rows: Tensor | None = None  # int32, counted from the part's first row, ascending
     values: Tensor | None = None
 
@@ -164,7 +169,7 @@ def _pack(entry: Entry) -> bytes:
         entry.clock,
         entry.version,
         entry.generation,
-        0,
+        entry.mark,
         entry.weight,
         0 if rows is None else rows.nbytes,
         0 if values is None else values.nbytes,
@@ -233,6 +238,7 @@ def _unpack(packed: tuple[Any, ...], payloads: Any) -> Entry:
         clock=packed[9],
         version=packed[10],
         generation=packed[11],
+        mark=packed[12],
         weight=packed[13],
     )
     num_rows, row_bytes, value_bytes = packed[7], packed[14], packed[15]

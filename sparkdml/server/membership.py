@@ -35,6 +35,7 @@ class Membership:
         self._last_sign: dict[tuple[str, int], float] = {}
         self._settled: dict[int, int] = {}  # seat -> generation whose copies it has handed out
         self._barriers: dict[str, dict[int, int]] = {}  # name -> worker -> how often it came
+        self._lives: dict[int, list[int]] = {}  # worker -> the numbers of its clients, as they came
         self._lost: set[int] = set()  # servers, since all copies were last in place
         self.failure: str | None = None  # why the group can't go on
         self.stopped = False
@@ -54,6 +55,7 @@ class Membership:
             "server.worker_beat": self._worker_beat,
             "server.worker_leave": self._worker_leave,
             "server.barrier": self._barrier,
+            "server.view": self._show,
         }
         handle = handlers.get(what)
         if handle is None:
@@ -79,6 +81,11 @@ class Membership:
         """Tell the servers to end, when they next ask."""
         with self._lock:
             self.stopped = True
+
+    def fail(self, why: str) -> None:
+        """Tell all members that the group can't go on; the first reason counts."""
+        with self._lock:
+            self.failure = self.failure or why
 
     def lost_server(self, seat: int) -> None:
         with self._lock:
@@ -141,7 +148,7 @@ class Membership:
         if seat in view.servers:
             self._lost.add(seat)
             if len(self._lost) >= view.replication:
-                self.failure = (
+                self.failure = self.failure or (
                     f"{len(self._lost)} servers were lost before others had copies of what they "
                     f"held, with replication={view.replication}: parts of tables may be gone. Go "
                     "on from a checkpoint"
@@ -162,6 +169,12 @@ class Membership:
 
     def _worker_join(self, fields: dict[str, Any]) -> dict[str, Any]:
         worker, number = int(fields["worker"]), int(fields["number"])
+        lives = self._lives.setdefault(worker, [])
+        if number not in lives:
+            lives.append(number)
+        elif number != lives[-1]:
+            # It was cut off, not dead. What the new one goes on from must not change any more.
+            return {"failed": f"worker {worker} has been started again elsewhere"}
         self._sign("worker", worker)
         if self._view.workers.get(worker) != number:
             workers = {**self._view.workers, worker: number}
@@ -172,7 +185,7 @@ class Membership:
     def _worker_beat(self, fields: dict[str, Any]) -> dict[str, Any]:
         worker = int(fields["worker"])
         if self._view.workers.get(worker) != int(fields["number"]):
-            return {"expelled": True}
+            return {"expelled": True}  # it joins again, if it hasn't been replaced
         self._sign("worker", worker)
         clock = int(fields.get("clock", 0))
         if self._watch is not None and clock > self._clocks.get(worker, 0):
@@ -220,6 +233,10 @@ class Membership:
         came[worker] = max(came.get(worker, 0), times)
         passed = all(came.get(other, 0) >= times for other in self._view.workers)
         return {"passed": passed and self._view.started}
+
+    def _show(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """To who only looks on, and is no member."""
+        return {}
 
     # Signs of life ------------------------------------------------------------------------------
 

@@ -71,6 +71,11 @@ class ServerNode:
         self._expelled = False
         self._failure: str | None = None
 
+    @property
+    def num_copies(self) -> int:
+        """Of parts, for those who look on."""
+        return len(self._counter.copies)
+
     def stop(self) -> None:
         """From any thread: end the loop soon."""
         self._stop.set()
@@ -161,6 +166,9 @@ class ServerNode:
                 self._clocks.die(worker)
         self._clocks.expect(view.workers, view.started)
         self._clocks.excuse(view.excused)
+        self._counter.sessions = frozenset(view.workers.values())
+        if (view.generation, view.roster) != (old.generation, old.roster):
+            self._counter.copies.begin_roster(view.roster)
         early, self._early = self._early, []
         for message in early:
             self._hello(message)
@@ -170,6 +178,9 @@ class ServerNode:
     def _handle(self, message: Message) -> None:
         with self._nonsense_is_refused(message):
             if message.kind is Kind.PUSH:
+                if self._is_of_an_earlier_life(message):
+                    self._refuse(message, "earlier life")
+                    return
                 self._counter.find_rows(message)
                 self._counter.push(message)
             elif message.kind is Kind.PULL:
@@ -189,6 +200,16 @@ class ServerNode:
         if message.generation > self._view.generation or message.roster > self._view.roster:
             self._look_again()
 
+    def _is_of_an_earlier_life(self, message: Message) -> bool:
+        """Whether a push with a mark comes late, from a worker that has joined anew since.
+
+        The new one has been told where the old one was, and nothing may move that any more.
+        """
+        return any(
+            entry.mark and self._view.workers.get(entry.worker, message.sender) != message.sender
+            for entry in message.entries
+        )
+
     @contextmanager
     def _nonsense_is_refused(self, message: Message) -> Iterator[None]:
         """What comes from someone with the key may still be nonsense: it must do no harm.
@@ -200,11 +221,12 @@ class ServerNode:
         except (ValueError, LookupError, TypeError, RuntimeError) as error:
             if isinstance(error, SparkDMLError) and not isinstance(error, ValueError):
                 raise
-            self.stats.dropped["form"] += 1
-            self._answer(
-                message,
-                [Entry(e.table, e.part, status=Status.REFUSED) for e in message.entries],
-            )
+            self._refuse(message, "form")
+
+    def _refuse(self, message: Message, why: str) -> None:
+        self.stats.dropped[why] += 1
+        entries = [Entry(e.table, e.part, status=Status.REFUSED) for e in message.entries]
+        self._answer(message, entries)
 
     def _answer(self, question: Message, entries: list[Entry], text: Text = None) -> None:
         reply = Message(
@@ -229,9 +251,10 @@ class ServerNode:
         if self._view.workers.get(worker) != message.sender:
             return  # it is thought to be dead, and must join first; or has joined in another life
         if message.flags == LEAVE:
+            self._clocks.finish(worker, message.clock)  # perhaps it has not been told before
             self._clocks.leave(worker)
-            for shard in self._shards.values():  # all its pushes were acknowledged
-                shard.applied.pop(message.sender, None)
+            for shard in self._shards.values():
+                shard.forget(message.sender)
         elif self._clocks.clock_of(worker) is None and message.clock == 0:
             self._clocks.join(worker)
         else:
@@ -256,6 +279,7 @@ class ServerNode:
                     if absent:
                         entry.values = torch.tensor(absent, dtype=torch.int64)
                     self._replicator.changed(shard, entry, before, None)
+                    self._counter.copies.stepped(key, shard)
         for message in self._counter.waiting_reads():
             with self._nonsense_is_refused(message):
                 self._counter.pull(message)

@@ -44,6 +44,7 @@ class ReadCache:
         self._consistency = consistency
         self.keep_values = consistency.caches
         self._seen: dict[str, Seen] = {}
+        self._stamps: dict[str, int] = {}  # of whole tables: where the slowest was, then
         self._under_way: dict[str, object] = {}  # the last read that began after the last push
 
     def begin(self, table: Table, read: object) -> None:
@@ -53,6 +54,8 @@ class ReadCache:
         self, table: Table, rows: Indexes | None, out: Tensor, stamp: int, read: object
     ) -> None:
         """A read is over. It counts as fresh if nothing was pushed since it began."""
+        if rows is None:
+            self._stamps[table.name] = stamp
         if not self.keep_values:
             return
         matrix = out.detach().reshape(-1, table.width)
@@ -90,6 +93,15 @@ class ReadCache:
     def last(self, table: Table) -> Seen | None:
         return self._seen.get(table.name)
 
+    def stamp(self, table: Table) -> int | None:
+        """Of the last read of a whole table."""
+        return self._stamps.get(table.name)
+
+    def forget(self, table: Table) -> None:
+        self._seen.pop(table.name, None)
+        self._under_way.pop(table.name, None)
+
     def forget_all(self) -> None:
         self._seen.clear()
+        self._stamps.clear()
         self._under_way.clear()

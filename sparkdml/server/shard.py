@@ -3,6 +3,9 @@
 Every change counts up `version`; two copies with the same version, changed last in the same
 generation, are alike. A push carries its number among its worker's pushes to this part, and is
 taken only in order, so that it is never applied twice and none is left out, whoever serves it.
+These numbers begin anew with a client. A push may bear a mark, too, which must not: of one worker's
+marks only growing ones are taken, so what it pushes once more after a restart does nothing where it
+had come through before.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class Push:
     weight: float
     rows: Tensor | None
     values: Tensor | None  # of shape (rows, width); None where there is nothing but a weight
+    mark: int = 0
 
     def order(self) -> tuple[int, int, int]:
         return self.worker, self.session, self.number
@@ -43,11 +47,13 @@ class Shard:
     values: Tensor  # (rows, width)
     slots: Slots
     applied: dict[int, int] = field(default_factory=dict)  # client's number -> its last push
+    marks: dict[int, int] = field(default_factory=dict)  # worker -> the last mark of its pushes
     kept: dict[int, list[Push]] = field(default_factory=dict)  # clock -> pushes, for a step
     last: dict[int, list[Push]] = field(default_factory=dict)  # worker -> to stand in for it
     stepped: int = 0  # clocks whose steps are done
     version: int = 0
     generation: int = 0
+    pushed_at: dict[int, int] = field(default_factory=dict)  # client's number -> that push's clock
 
     @classmethod
     def new(cls, table: Table, part: int, updater: Updater, values: Tensor) -> Shard:
@@ -72,18 +78,32 @@ class Shard:
             return Status.NOT_FINITE
         return Status.OK
 
+    def has_had(self, entry: Entry) -> bool:
+        """Whether an earlier life of the worker has pushed this already."""
+        return 0 < entry.mark <= self.marks.get(entry.worker, 0)
+
     def push_from(self, entry: Entry) -> Push:
         values = entry.values
         if values is not None:
             values = values.to(self.values.dtype).reshape(-1, self.table.width)
         rows = None if entry.rows is None else entry.rows.to(torch.int64)
         return Push(
-            entry.session, entry.worker, entry.number, entry.clock, entry.weight, rows, values
+            entry.session,
+            entry.worker,
+            entry.number,
+            entry.clock,
+            entry.weight,
+            rows,
+            values,
+            entry.mark,
         )
 
     def take(self, push: Push, keep: bool, stand_in: bool = False) -> None:
         """Apply a push, or keep it for its clock's step. One that is late joins the next step."""
+        self.pushed_at[push.session] = push.clock
         self.applied[push.session] = push.number
+        if push.mark:
+            self.marks[push.worker] = push.mark
         self.version += 1
         if keep:
             clock = max(push.clock, self.stepped)
@@ -93,6 +113,11 @@ class Shard:
         else:
             self._apply([push])
 
+    def forget(self, session: int) -> None:
+        """A client has left: all its pushes were acknowledged."""
+        self.applied.pop(session, None)
+        self.pushed_at.pop(session, None)
+
     def skip(self, session: int, number: int) -> None:
         """Count a push that was refused, so that the next one is in order."""
         self.applied[session] = number
@@ -101,11 +126,14 @@ class Shard:
     def step(self, absent: Sequence[int] = ()) -> None:
         """Apply all pushes of the next clock as one, in the order of the workers.
 
-        For the `absent` ones who sent nothing their last push stands in, if there is one.
+        For the `absent` ones who sent nothing their last gradient stands in, if there is one. What
+        is added up counts something, and must not be counted again.
         """
         pushes = self.kept.pop(self.stepped, [])
         self.stepped += 1
         self.version += 1
+        if self.updater.additive:
+            absent = ()
         present = {push.worker for push in pushes}
         pushes += [
             push for worker in absent if worker not in present for push in self.last.get(worker, [])
@@ -150,10 +178,12 @@ class Shard:
                 entries.append(entry)
         text = {
             "table": self.table.to_dict(),
+            "pushed_at": [[str(session), clock] for session, clock in self.pushed_at.items()],
             "updater": self.updater.to_dict(),
             "slots": [[name, list(slot.shape)] for name, slot in self.slots.items()],
             "kept": [[clock, len(pushes)] for clock, pushes in self.kept.items()],
             "applied": [[str(session), number] for session, number in self.applied.items()],
+            "marks": list(self.marks.items()),
             "stepped": self.stepped,
         }
         return text, entries
@@ -180,10 +210,12 @@ class Shard:
                 raise ValueError("a slot without values")
             slots[str(name)] = values.clone().reshape([int(size) for size in shape])
         shard.slots = slots
+        shard.pushed_at = {int(session): int(clock) for session, clock in text["pushed_at"]}
         for clock, count in text["kept"]:
             for _ in range(int(count)):
                 shard.kept.setdefault(int(clock), []).append(shard.push_from(next(remaining)))
         shard.applied = {int(session): int(number) for session, number in text["applied"]}
+        shard.marks = {int(worker): int(mark) for worker, mark in text["marks"]}
         shard.stepped = int(text["stepped"])
         shard.version, shard.generation = first.version, first.generation
         return shard

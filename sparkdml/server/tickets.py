@@ -58,6 +58,18 @@ class PartsTicket(Generic[Result]):
     def done(self) -> bool:
         return self._event.is_set()
 
+    @property
+    def error(self) -> Exception | None:
+        return self._error
+
+    def wait_a_little(self, seconds: float) -> bool:
+        """Whether it is done by then."""
+        start = time.monotonic()
+        done = self._event.wait(seconds)
+        if self._stats is not None:
+            self._stats.wait_seconds += time.monotonic() - start
+        return done
+
     def wait(self, timeout_seconds: float | None = None) -> Result:
         start = time.monotonic()
         if not self._event.wait(timeout_seconds):
@@ -76,16 +88,33 @@ class Outstanding:
     def __init__(self) -> None:
         self._count = 0
         self._changed = threading.Condition()
+        self._callbacks: list[Callable[[], None]] = []
+        self.error: Exception | None = None  # of the first one that failed
 
     def add(self, ticket: PartsTicket[None]) -> None:
         with self._changed:
             self._count += 1
-        ticket.when_done(self._remove)
+        ticket.when_done(lambda: self._remove(ticket.error))
 
-    def _remove(self) -> None:
+    def when_none(self, call: Callable[[], None]) -> None:
+        """Call it, on some thread, once there is none; never, if one has failed."""
+        with self._changed:
+            if self._count:
+                self._callbacks.append(call)
+                return
+        if self.error is None:
+            call()
+
+    def _remove(self, error: Exception | None) -> None:
         with self._changed:
             self._count -= 1
+            self.error = self.error or error
+            callbacks: list[Callable[[], None]] = []
+            if not self._count:
+                callbacks, self._callbacks = self._callbacks, callbacks
             self._changed.notify_all()
+        for call in callbacks if self.error is None else ():
+            call()
 
     def wait(self) -> None:
         """The courier ends every ticket in some way, so this ends too."""

@@ -22,13 +22,16 @@ from sparkdml.server.client import WorkerClient
 from sparkdml.server.consistency import TAP
 from sparkdml.server.optimizers import Adagrad, Add, Updater
 from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.strategies.served_training import SUMS, VALUES, ServedTraining
+from sparkdml.strategies.served_fetching import SUMS
+from sparkdml.strategies.served_progress import mark_of_step
+from sparkdml.strategies.served_training import ServedTraining
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
     from sparkdml.training.epoch import Epoch
+    from sparkdml.training.task import Task
 
 WARM = "warm"  # more than 0 once the first worker has made its steps alone
 LOOK_SECONDS = 0.02
@@ -49,6 +52,7 @@ class Downpour(ParameterServer):
         updater: what the servers do with gradients; None for Adagrad.
         encrypted: as in `ParameterServer`.
         timeout_seconds: how long a worker tries to reach a server before it gives up.
+        evaluator: as in `ParameterServer`.
     """
 
     def __init__(
@@ -61,8 +65,17 @@ class Downpour(ParameterServer):
         updater: Updater | None = None,
         encrypted: bool | None = None,
         timeout_seconds: float = 60.0,
+        evaluator: bool = False,
     ) -> None:
-        super().__init__(num_servers, TAP(), replication, updater, encrypted, timeout_seconds)
+        super().__init__(
+            num_servers,
+            TAP(),
+            replication,
+            updater,
+            encrypted,
+            timeout_seconds,
+            evaluator=evaluator,
+        )
         for name, value, least in (
             ("n_fetch", n_fetch, 1),
             ("n_push", n_push, 1),
@@ -73,11 +86,14 @@ class Downpour(ParameterServer):
         self.n_fetch, self.n_push, self.warm_start = n_fetch, n_push, warm_start
 
     def run(self, role: str, training: Training) -> None:
-        if role == "server":
+        if role != "worker":
             super().run(role, training)
         else:
             self._worker = DownpourTraining(self, training)
             self._worker.run()
+
+    def updater_for(self, task: Task) -> Updater:
+        return self.updater or Adagrad(float(task.optimizers[ONLY].param_groups[0]["lr"]))
 
     def __repr__(self) -> str:
         return (
@@ -96,6 +112,7 @@ class Gathered:
     weight: float = field(default=0.0)
     rows: int = field(default=0)
     steps: int = field(default=0)
+    last_step: int = field(default=0)
 
 
 class DownpourTraining(ServedTraining):
@@ -109,11 +126,6 @@ class DownpourTraining(ServedTraining):
         self._unfetched = 0  # steps since the last fetch
         self._is_warm = not strategy.warm_start
 
-    def make_updater(self) -> Updater:
-        return self.strategy.updater or Adagrad(
-            float(self.task.optimizers[ONLY].param_groups[0]["lr"])
-        )
-
     def exchange(self, totals: Totals, num_rows: int) -> None:
         params, gathered = self.task.params, self._gathered
         gathered.grads += params.grads.cpu()  # sums over rows, before `apply` makes them means
@@ -121,6 +133,7 @@ class DownpourTraining(ServedTraining):
         gathered.weight += totals.weight
         gathered.rows += num_rows
         gathered.steps += 1
+        gathered.last_step = self.training.step + 1
         self._unfetched += 1
         if gathered.steps >= self.strategy.n_push:
             self._push()
@@ -135,14 +148,16 @@ class DownpourTraining(ServedTraining):
 
     def _push(self) -> None:
         gathered, self._gathered = self._gathered, self._nothing()
+        client, mark = self.client, mark_of_step(gathered.last_step)
+        client.flush()  # one push at most is in doubt when a worker dies
         if gathered.weight:
-            self.client.push(VALUES, gathered.grads, weight=gathered.weight)
-        self.client.push(SUMS, gathered.stats)
-        done = torch.tensor([0.0, gathered.rows, gathered.steps], dtype=torch.float64)
-        self._tell_progress(self.told + done)
+            self.tables.push(client, gathered.grads, gathered.weight, mark)
+        client.push(SUMS, gathered.stats, mark=mark)
+        place = self.progress.place.after(gathered.rows, gathered.steps)
+        self.progress.tell(client, place, mark)
 
     def _nothing(self) -> Gathered:
-        return Gathered(torch.zeros_like(self.pulled), torch.zeros_like(self.sums))
+        return Gathered(torch.zeros_like(self.initial), torch.zeros_like(self.sums))
 
     # -- beginning and end ------------------------------------------------------------------------
 
@@ -163,6 +178,7 @@ class DownpourTraining(ServedTraining):
         """At the first worker: let the others begin."""
         if self._gathered.steps:
             self._push()
+            self.client.flush()  # who comes back and finds WARM gathers as many steps as ever
         self.client.push(WARM, torch.ones(1)).wait()
         self._is_warm = True
 
@@ -173,6 +189,11 @@ class DownpourTraining(ServedTraining):
             self._end_warm_start()  # it had fewer steps than that
         self.client.clock()  # all of it is on the servers
         super()._end(epoch)
+
+    def come_back(self) -> None:
+        super().come_back()
+        if self.ctx.attempt:
+            self._is_warm = self._is_warm or bool(self.client.pull(WARM).wait().item())
 
     def _join(self) -> WorkerClient:
         client = super()._join()

@@ -23,27 +23,37 @@ from sparkdml.runtime.roles import Role
 from sparkdml.runtime.wire import Message
 from sparkdml.server.config import ServerConfig
 from sparkdml.server.consistency import BSP, Consistency
+from sparkdml.server.consistency.expulsion import Expulsion
 from sparkdml.server.membership import Membership
-from sparkdml.server.node import serve
 from sparkdml.server.optimizers import Updater
 from sparkdml.server.seal import JobKey
+from sparkdml.serving.applications import Applications
 from sparkdml.strategies.base import Strategy
-from sparkdml.strategies.served_training import (
-    PROGRESS,
-    STALENESS,
-    WAIT_SECONDS,
-    ServedTraining,
+from sparkdml.strategies.evaluating import EVALUATOR, Evaluator, check_evaluator
+from sparkdml.strategies.served_arguments import (
+    check_expulsion,
+    check_overlap,
+    check_overlap_with,
+    may_overlap,
 )
+from sparkdml.strategies.served_progress import PROGRESS
+from sparkdml.strategies.served_training import STALENESS, WAIT_SECONDS, ServedTraining
+from sparkdml.strategies.serving import serve_until_the_end
 from sparkdml.strategies.updaters import updater_of
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding
 from sparkdml.training.epoch import Epoch
+from sparkdml.training.optimizers import ONLY
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
     from sparkdml.runtime.context import Context
+    from sparkdml.serving.application import Application
+    from sparkdml.serving.group import ServerGroup
     from sparkdml.training.job import TrainingJob
+    from sparkdml.training.task import Task
 
+NUM_SERVERS = 2
 LEASE_SECONDS = 60.0  # without a row used, after which the rest of a lease goes to somebody else
 
 
@@ -51,7 +61,9 @@ class ParameterServer(Strategy):
     """Train through servers that hold the model in parts.
 
     The history has `wait_seconds`, what a worker waited in the epoch on average, and `staleness`,
-    how many clocks what it read was behind.
+    how many clocks what it read was behind. Under `BSP` checkpoints are taken after any step, and
+    a resumed run ends with the same bits; under the others, and with `expulsion`, they are taken at
+    the ends of epochs.
 
     Args:
         num_servers: tasks that serve, beside the workers: each takes a slot.
@@ -67,20 +79,41 @@ class ParameterServer(Strategy):
             them; each comes once an epoch. (A run that was stopped within an epoch goes on with
             as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
             the others, workers wait for the slowest whatever it trains on.
+        expulsion: `Expulsion(…)`: a worker that stays far slower than the others is no longer
+            waited for, until it keeps up again. For `BSP` and `SSP`; None waits for everybody.
+            With `BSP(stand_in=True)` its last gradient counts again where it has none.
+        overlap: whether a worker goes on with the model it has, with its own last step made on it,
+            while the next one is on its way: within the bound of `SSP`, always under `ASP` and
+            `TAP`. None: where the servers use SGD without momentum, whose steps a worker can make
+            by itself.
+        evaluator: whether one more task, which takes a slot, measures the rows that `validation=`
+            holds out while the workers train: again and again it takes a snapshot of the model
+            that is one over all servers, with every worker's pushes of its first c clocks and no
+            others. Nobody waits for it. What it finds comes as events of the kind `evaluation`,
+            and stands in `fitted.history.evaluations`; the epochs' own `val_loss` is measured by
+            the workers, on the model at the epoch's end.
+        servers: a group of servers that runs already, in place of `num_servers` of its own; other
+            runs may use it at the same time.
     """
 
     columns = (WAIT_SECONDS, STALENESS)
 
     def __init__(
         self,
-        num_servers: int = 2,
+        num_servers: int = NUM_SERVERS,
         consistency: Consistency | None = None,
         replication: int = 2,
         updater: Updater | None = None,
         encrypted: bool | None = None,
         timeout_seconds: float = 60.0,
         leased: bool = False,
+        expulsion: Expulsion | None = None,
+        overlap: bool | None = None,
+        evaluator: bool = False,
+        servers: ServerGroup | None = None,
     ) -> None:
+        if servers is not None:
+            num_servers = check_servers(servers, num_servers)
         for name, value in (("num_servers", num_servers), ("replication", replication)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ParameterError(name, value, "a whole number of at least 1")
@@ -100,19 +133,29 @@ class ParameterServer(Strategy):
                 f"False with {consistency!r}, under which workers wait for the slowest",
                 "Use consistency=TAP() or ASP().",
             )
+        check_expulsion(consistency, expulsion)
+        check_overlap(overlap, consistency)
         self.num_servers, self.consistency, self.replication = num_servers, consistency, replication
         self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
-        self.leased = leased
+        self.leased, self.expulsion, self.overlap = leased, expulsion, overlap
+        self.evaluator, self.servers = evaluator, servers
         self.snapshot: Mapping[str, Any] | None = None  # to be put onto the servers
+        self.sums_before: list[float] | None = None  # what had been counted before its epoch
 
     def roles(self, num_workers: int) -> list[Role]:
-        return [
+        roles = [
             Role("worker", num_workers, gang=False, reads="leases" if self.leased else "shards"),
-            Role("server", self.num_servers, gang=False, reads="none"),
         ]
+        if self.servers is None:
+            roles.append(Role("server", self.num_servers, gang=False, reads="none"))
+        if self.evaluator:
+            roles.append(Role(EVALUATOR, 1, gang=False, reads="validation"))
+        return roles
 
     def check(self, job: TrainingJob) -> None:
         """The servers make the steps, and know of one gradient over all parameters."""
+        if self.evaluator:
+            check_evaluator(job)
         task = job.task
         refused: list[tuple[str, Any, object]] = [
             ("clipNorm", task.clip_norm, None),
@@ -126,8 +169,10 @@ class ParameterServer(Strategy):
                     name, value, f"left out with {type(self).__name__}: the servers make the steps"
                 )
         assert not isinstance(task.optimizer, Mapping)
-        if self.updater is None:
-            updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))  # refuses others
+        updater = self.updater
+        if updater is None:
+            updater = updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))
+        check_overlap_with(self.overlap, updater)
         for callback in overriding(job.callbacks, "on_gradient"):
             raise ParameterError(
                 "callbacks",
@@ -151,7 +196,19 @@ class ParameterServer(Strategy):
 
     def desk(self, num_workers: int) -> ServerDesk:
         leases = LeaseDesk(num_workers, lease_seconds=LEASE_SECONDS) if self.leased else None
-        return ServerDesk(self._config(JobKey.new()), leases)
+        if self.servers is None:
+            return ServerDesk(Membership(self._config(JobKey.new())), leases, num_workers)
+        application = self.servers.applications.open(self._config, self.encrypted)
+        return GuestServerDesk(application, leases, num_workers)
+
+    def updater_for(self, task: Task) -> Updater:
+        """What the servers do with gradients, as the estimator's optimizer is set now."""
+        return self.updater or updater_of(task.optimizers[ONLY])
+
+    def overlaps(self, updater: Updater) -> bool:
+        if self.overlap is not None:
+            return self.overlap
+        return may_overlap(self.consistency, updater)
 
     def config(self, ctx: Context) -> ServerConfig:
         """In a task: the key is known to this run's tasks alone."""
@@ -165,12 +222,15 @@ class ParameterServer(Strategy):
             num_workers=1,  # they meet before each epoch: nobody is to be waited for here
             consistency=self.consistency,
             replication=self.replication,
+            expulsion=self.expulsion,
             timeout_seconds=self.timeout_seconds,
         )
 
     def run(self, role: str, training: Training) -> None:
         if role == "server":
             self._serve(training.ctx)
+        elif role == EVALUATOR:
+            Evaluator(self, training).run()
         else:
             self._worker = ServedTraining(self, training)
             self._worker.run()
@@ -183,12 +243,7 @@ class ParameterServer(Strategy):
         )
 
     def _serve(self, ctx: Context) -> None:
-        def ask(what: str, **fields: Any) -> Any:
-            if ctx.wait_for_the_end(0):
-                return {"stop": True}  # the workers' job is done, or the driver is gone
-            return ctx.ask(what, **fields)
-
-        serve(ctx.rank, self.config(ctx), ask, ctx.host)
+        serve_until_the_end(ctx, self.config(ctx))
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -198,19 +253,23 @@ class ParameterServer(Strategy):
             return {}
         tables = dict(self._worker.client.snapshot())
         del tables[PROGRESS]
-        return {"tables": Entry(tables)}
+        return {"tables": Entry(tables), "sums_before": Entry(self._worker.before.tolist())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.snapshot = state["tables"]
+        self.snapshot, self.sums_before = state["tables"], state.get("sums_before")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_worker"}
+        kept = {name: value for name, value in self.__dict__.items() if name != "_worker"}
+        return {**kept, "servers": None}  # which stay at the driver
 
     def __repr__(self) -> str:
+        """What a run's states depend on: an evaluator may come to a run that goes on."""
         return (
             f"{type(self).__name__}(num_servers={self.num_servers}, "
             f"consistency={self.consistency!r}, replication={self.replication}, "
-            f"updater={self.updater!r}{', leased=True' if self.leased else ''})"
+            f"updater={self.updater!r}{', leased=True' if self.leased else ''}"
+            f"{f', expulsion={self.expulsion!r}' if self.expulsion else ''}"
+            f"{'' if self.overlap is None else f', overlap={self.overlap}'})"
         )
 
 
@@ -220,15 +279,23 @@ class ServerDesk:
     And who may train on which rows, where they are leased.
     """
 
-    def __init__(self, config: ServerConfig, leases: LeaseDesk | None = None) -> None:
-        self._leases = leases
-        self.membership = Membership(config)
+    def __init__(
+        self, membership: Membership, leases: LeaseDesk | None = None, num_workers: int = 1
+    ) -> None:
+        self._leases, self._num_workers = leases, num_workers
+        self.membership = membership
         self._meetings = Meetings()
         self._history: dict[int, Message] = {}
+        self._is_restored = False  # whether a checkpoint's tables are on the servers
 
     def answer(self, peer: Peer, about: str, fields: Message) -> Any:
         if about == "meeting":
             return self._meetings.come(**fields)
+        if about == EVALUATOR:
+            return self._num_workers
+        if about == "restored":
+            self._is_restored |= bool(fields["done"])
+            return self._is_restored
         if about == "row":
             self._history[int(fields["number"])] = fields["row"]
             return True
@@ -242,8 +309,28 @@ class ServerDesk:
         """It will join by itself, when it is ready."""
 
     def went(self, peer: Peer, outcome: str) -> None:
-        if self._leases is not None and peer.role != "server":
+        if self._leases is not None and peer.role == "worker":
             self._leases.went(peer, outcome)
-        if outcome != "done":
+        if outcome != "done" and peer.role != EVALUATOR:  # which is none of the members
             lose = self.membership.lost_server if peer.role == "server" else None
             (lose or self.membership.lost_worker)(peer.rank)
+
+
+class GuestServerDesk(ServerDesk):
+    """For a run on the servers of a group, of which it is one application."""
+
+    def __init__(
+        self, application: Application, leases: LeaseDesk | None, num_workers: int
+    ) -> None:
+        super().__init__(application.membership, leases, num_workers)
+        self.secret, self.close = application.secret, application.close
+
+
+def check_servers(servers: ServerGroup, num_servers: int) -> int:
+    """How many servers the group has, if it is one."""
+    if not isinstance(getattr(servers, "applications", None), Applications):
+        raise ParameterError("servers", servers, "a dml.ServerGroup, or None")
+    own = servers.num_servers
+    if num_servers not in (NUM_SERVERS, own):
+        raise ParameterError("num_servers", num_servers, f"left out: the group has {own}")
+    return own

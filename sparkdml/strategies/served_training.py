@@ -3,36 +3,39 @@
 Within an epoch workers wait for each other only as the consistency model says, and never for one
 that is gone. Epochs end together: who is done leaves the clocks, so that it holds nobody up, and
 comes to a meeting at the driver, for which a lost worker is waited for, since Spark starts it
-again. How far each worker is stands on the servers, pushed with its gradients: so one that comes
-back goes on behind the last batch that the servers know of.
+again. How far each worker is stands on the servers, pushed with its gradients (see
+`served_progress.py`): so one that comes back goes on where it was, and no batch counts twice.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from sparkdml.comm.meetings import MeetingCommunicator
 from sparkdml.errors import CommunicationError, NonFiniteLoss
+from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeasedBatch
-from sparkdml.feed.position import nothing_read
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.optimizers import Add, Updater
-from sparkdml.strategies.updaters import updater_of
+from sparkdml.strategies.served_buffers import ToldBuffers
+from sparkdml.strategies.served_fetching import SUMS, Fetching, make_own_step
+from sparkdml.strategies.served_lockstep import Lockstep
+from sparkdml.strategies.served_progress import Place, Progress, mark_of_start, mark_of_step
+from sparkdml.strategies.served_return import come_back
+from sparkdml.strategies.served_tables import ServedTables
 from sparkdml.training.epoch import Epoch
-from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
     from sparkdml.strategies.parameter_server import ParameterServer
 
-VALUES, SUMS, PROGRESS = "values", "sums", "progress"
 # Columns of the history: what a worker waited for the servers and for other workers' clocks, on
 # average, and how many clocks the slowest was behind when it read.
 WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
@@ -49,32 +52,45 @@ class ServedTraining:
         ctx.speak_by(self.comm)
         self.leases = ctx.leases if strategy.leased else None
         self.updater = self.make_updater()
-        # What the servers hold lies in this process's memory, whatever device computes.
-        self.pulled = torch.empty_like(self.task.params.values, device="cpu")
+        tells = strategy.evaluator and not ctx.rank
+        self.buffers = ToldBuffers(self.task.module) if tells else None
+        self.tables = ServedTables.of(self.task.module, self.task.params, self.updater)
         self.initial = self.task.params.values.detach().cpu().clone()
         self.sums = torch.zeros(len(self.task.params.stats), dtype=torch.float64)
         self.before = self.sums.clone()  # what they were when the epoch began
-        self.told = torch.zeros(3, dtype=torch.float64)  # this worker's progress, as pushed
+        self.begun = self.sums.clone()  # the same, or when the run was resumed within it
+        self.progress = Progress(ctx.rank, ctx.size)
+        self.fetching = Fetching(self, strategy.overlaps(self.updater))
+        self.lockstep = Lockstep(self)
+        self._num_rows_told = 0  # of the history
+        self._is_with_others = not ctx.attempt
         self.client = self._join()
 
     def make_updater(self) -> Updater:
         """What the servers do with gradients, as the estimator's optimizer is set now."""
-        return self.strategy.updater or updater_of(self.task.optimizers[ONLY])
+        return self.strategy.updater_for(self.task)
 
     def run(self) -> None:
         training = self.training
         try:
-            self._resume()
+            self.come_back()
             for epoch in training.epochs():
                 if not self._start(epoch):
                     training.finish(epoch)
                     break
                 for batch in epoch:
+                    self.lockstep.object_if_behind()
                     if not batch.num_rows:
+                        if self.lockstep.applies and self._attend(epoch):
+                            continue
                         break
+                    self.fetching.ready_to_compute()
+                    began = time.perf_counter()
                     self.task.grad(batch)
+                    self.fetching.gradient_seconds = time.perf_counter() - began
                     training.clock.lap("compute")
-                    if isinstance(batch, LeasedBatch) and not batch.confirm():
+                    mark = mark_of_step(training.step + 1)
+                    if isinstance(batch, LeasedBatch) and not batch.confirm(mark):
                         epoch.own_rows -= batch.num_rows  # somebody else trains on them now
                         continue
                     self._step(epoch, batch.num_rows)
@@ -96,39 +112,56 @@ class ServedTraining:
         if not math.isfinite(totals.loss):
             raise NonFiniteLoss(totals.loss, epoch.number + 1, training.step + 1, self.ctx.rank)
         self._follow_learning_rate()
+        if self.buffers is not None:
+            self.buffers.tell(self.client)
         self.exchange(totals, num_rows)
         training.clock.lap("communication")
         training.spans.lap("communication")
-        epoch.count(replace(totals, wishes=0.0, objections=0.0, stops=0.0))
+        epoch.count(self.lockstep.agreed(totals))
         epoch.tick()
+
+    def _attend(self, epoch: Epoch) -> bool:
+        """A step without a row, beside those who have some; False if nobody has."""
+        self.task.grad(Batch.empty())
+        self.client.push(SUMS, self.task.params.stats.double().cpu()).wait()
+        self.client.clock()
+        self.fetch()
+        self.training.clock.lap("communication")
+        totals = self.lockstep.agreed(Totals())
+        if self._is_stopped or not self.lockstep.anybody_has_rows:
+            return False
+        if totals.rows:
+            epoch.count(totals)
+        epoch.tick()
+        return True
 
     def exchange(self, totals: Totals, num_rows: int) -> None:
         """Push this batch's gradients with all that counts them, and pull the model."""
-        client, params = self.client, self.task.params
-        client.push(VALUES, params.grads, weight=totals.weight)
-        self.tell(num_rows)
-        client.clock()
-        self.fetch()
-
-    def tell(self, num_rows: int) -> None:
-        """Push what was measured, and how far this worker is."""
-        self.client.push(SUMS, self.task.params.stats.double().cpu())
-        self._tell_progress(self.told + torch.tensor([0.0, num_rows, 1.0], dtype=torch.float64))
+        client, params, fetching = self.client, self.task.params, self.fetching
+        fetching.end()
+        client.flush()  # one step at most is in doubt when a worker dies
+        mark = mark_of_step(self.training.step + 1)
+        grads = params.grads.to("cpu", copy=True) if fetching.overlaps else params.grads
+        self.tables.push(client, grads, totals.weight, mark)
+        client.push(SUMS, params.stats.double().cpu(), mark=mark)
+        self.progress.tell(client, self.progress.place.after(num_rows, 1), mark)
+        client.clock_behind()
+        fetching.begin()
+        if fetching.overlaps:
+            make_own_step(params.values, params.grads, totals.weight, self.make_updater())
+            return
+        if self.training.epoch is not None and self.leases is None:
+            self.training.epoch.read_ahead()
+        fetching.end()
+        client.flush()  # before the next gradient is written where this one lies
 
     def fetch(self) -> None:
-        tickets = [self.client.pull(VALUES, out=self.pulled), self.client.pull(SUMS, out=self.sums)]
-        for ticket in tickets:
-            ticket.wait()
-        self.task.params.values.copy_(self.pulled)
-
-    def _tell_progress(self, progress: Tensor) -> None:
-        change = (progress - self.told).view(1, -1)
-        self.told = progress
-        self.client.push(PROGRESS, change, rows=[self.ctx.rank])
+        self.fetching.begin()
+        self.fetching.end()
 
     @property
     def _is_stopped(self) -> bool:
-        return bool(self._totals().stops)
+        return bool(self.task.forward.totals(self.sums - self.begun).stops)
 
     def _totals(self) -> Totals:
         """Of all workers, since the epoch began."""
@@ -141,7 +174,7 @@ class ServedTraining:
         updater = self.make_updater()
         if updater != self.updater:
             self.updater = updater
-            self.client.set_optimizer(updater, [VALUES])
+            self.client.set_optimizer(updater, self.tables.names)
 
     # -- an epoch -------------------------------------------------------------------------------
 
@@ -149,30 +182,46 @@ class ServedTraining:
         """Begin it together; False if another worker knows that the run is to end."""
         if not self._agree_to_go_on(epoch.number):
             return False
-        rows = torch.tensor([epoch.number, epoch.own_rows, self.training.step]).double()
-        if not torch.equal(rows, self.told):
-            self._tell_progress(rows)
+        if self.training.first_epoch is not epoch:  # else an earlier attempt has told of it
+            start = Place(epoch.number, 0, self.training.step)
+            if start != self.progress.place:
+                self.progress.tell(self.client, start, mark_of_start(start.step))
+        # One that was started again may be behind the others, until the epoch's end.
+        self.lockstep.begin_epoch(is_in_step=self._is_with_others)
+        self._is_with_others = True
         return True
 
     def _agree_to_go_on(self, number: int) -> bool:
-        training = self.training
-        self.comm.begin(f"start of epoch {number}")
-        if self.strategy.snapshot is not None:
-            if not self.ctx.rank:
-                self.client.restore(self.strategy.snapshot)
-            self.strategy.snapshot = None
+        training, strategy = self.training, self.strategy
+        sums_before = strategy.sums_before
+        if strategy.snapshot is not None:
+            self.comm.begin("a checkpoint")  # to which nobody comes who has trained since
+            # Once only: who comes back after the barrier must not undo what the others have done.
+            if not self.ctx.rank and not self.ctx.ask("restored", done=False):
+                self.tables.check(strategy.snapshot)
+                self.client.restore(strategy.snapshot)
+                self.ctx.ask("restored", done=True)
+            strategy.snapshot = strategy.sums_before = None
             self.comm.barrier()
+        self.comm.begin(f"start of epoch {number}")
         self.fetch()
-        if not self.ctx.rank and len(training.history) == number and number:
-            self.ctx.ask("row", number=number, row=training.history[-1])
-        met = self._exchange({"sums": self.sums.tolist(), "stopped": training.stopped})
-        self.before = torch.tensor(met[0]["sums"], dtype=torch.float64)
+        if not self.ctx.rank:
+            for index in range(self._num_rows_told, len(training.history)):
+                self.ctx.ask("row", number=index + 1, row=training.history[index])
+            self._num_rows_told = len(training.history)
+        own = {"sums": self.sums.tolist(), "stopped": training.stopped}
+        own["before"] = own["sums"] if sums_before is None else sums_before
+        met = self._exchange(own)
+        self.begun = torch.tensor(met[0]["sums"], dtype=torch.float64)
+        self.before = torch.tensor(met[0]["before"], dtype=torch.float64)
         reasons = [one["stopped"] for one in met if one["stopped"] is not None]
         training.stopped = reasons[0] if reasons else None
         return not reasons
 
     def _end(self, epoch: Epoch) -> None:
         """Everybody's totals, and the model that all have come to."""
+        self.fetching.drop()
+        self.client.flush()
         stats = self.client.stats
         self.ctx.event("client", **stats.to_dict())
         self.ctx.traffic.sent(stats.bytes_pushed, stats.pushes)
@@ -203,6 +252,8 @@ class ServedTraining:
         )
         if any(one["stops"] for one in met):
             training.interrupt()
+        else:
+            self.before = self.sums.clone()
 
     def _exchange(self, value: Any) -> list[Any]:
         return [json.loads(words) for words in self.comm.exchange(json.dumps(value).encode())]
@@ -214,33 +265,18 @@ class ServedTraining:
 
     # -- coming, and coming back ------------------------------------------------------------------
 
+    def come_back(self) -> None:
+        """Go on where an earlier attempt at this task has come to, if this is not the first."""
+        if self.ctx.attempt:
+            come_back(self)
+
     def _join(self) -> WorkerClient:
         client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)
         try:
-            client.init(VALUES, self.initial, updater=self.updater)
+            self.tables.init(client, self.initial, self.updater)
             client.init(SUMS, torch.zeros_like(self.sums), updater=Add(), exact=True)
-            nothing = torch.zeros(self.ctx.size, len(self.told), dtype=torch.float64)
-            client.init(PROGRESS, nothing, rows=True, updater=Add(), exact=True)
+            self.progress.init(client)
         except BaseException:
             client.abort()
             raise
         return client
-
-    def _resume(self) -> None:
-        """Where an earlier attempt at this task has come to."""
-        self.told = self.client.pull(PROGRESS, rows=[self.ctx.rank]).wait().view(-1).clone()
-        if not self.ctx.attempt or not self.told.any():
-            return
-        training = self.training
-        number, num_rows, step = (int(value) for value in self.told)
-        training.step = step
-        training.history = list(self.ctx.ask("history") or [])[:number]
-        epoch = Epoch(training, number)
-        epoch.own_rows = epoch.rows_before = float(num_rows)
-        if num_rows and self.leases is None:  # else the desk knows what is left
-            self.ctx.data.ingest()
-            epoch.start = self.ctx.data.position_after(
-                num_rows, number, training.schedule.shuffle, nothing_read()
-            )
-        training.first_epoch = epoch
-        self.ctx.reached(step)

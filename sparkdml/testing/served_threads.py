@@ -9,11 +9,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from sparkdml.comm.base import Communicator, World
 from sparkdml.comm.single import SingleCommunicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
-from sparkdml.runtime.desk import Desk, Peer
+from sparkdml.runtime.desk import Desk, GuestDesk, Peer
+from sparkdml.runtime.roles import Role
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
@@ -39,6 +42,7 @@ class ServedContext(ThreadContext):
         self.rank, self.size, self.attempt, self.host = peer.rank, size, peer.attempt, peer.host
         self.plan = SimpleNamespace(secret=run.secret, must_encrypt=False)
         self._run, self._peer = run, peer
+        self.events = run.events.setdefault(peer.role, [])
 
     def speak_by(self, comm: Communicator) -> None:
         self.comm = self.gang = comm
@@ -60,7 +64,9 @@ class ServedRun:
     """What all tasks of one run share."""
 
     def __init__(self, desk: Desk) -> None:
-        self.desk, self.secret = desk, b"of one run on threads"
+        self.desk = desk
+        self.secret = desk.secret if isinstance(desk, GuestDesk) else b"of one run on threads"
+        self.events: dict[str, list[dict[str, Any]]] = {}  # by role, of all its tasks
         self.over, self.failed = threading.Event(), threading.Event()
 
     def do(self, role: str, rank: int, work: Callable[[Peer], Any], max_attempts: int = 1) -> Any:
@@ -93,16 +99,19 @@ def train_served(
     seed: int = 0,
     checkpoints: MemoryCheckpoints | None = None,
     max_attempts: int = 1,
+    on_start: Callable[[ServedRun], None] = lambda run: None,
 ) -> list[Training]:
     """As `train_on_threads`, for strategies with servers, whose workers are a gang or not.
 
     A worker that fails with `Injected` is started again, up to `max_attempts`, as Spark does.
+    `on_start` is given what all tasks of the run share.
     """
     size = len(parts)
     roles = strategy_of().roles(size)
     desk = strategy_of().desk(size)
     assert desk is not None, "a strategy with servers has a desk"
     run = ServedRun(desk)
+    on_start(run)
     resumed = None if checkpoints is None else checkpoints.newest
 
     def work(peer: Peer, comm: Communicator | None = None) -> Training:
@@ -120,14 +129,15 @@ def train_served(
         done: Training = run.do("worker", comm.rank, partial(work, comm=comm))
         return done
 
-    def help_out(count: int, peer: Peer) -> None:
-        context = ServedContext(run, peer, count, {})
+    def help_out(role: Role, peer: Peer) -> None:
+        held = join(held_out or ()) if role.reads == "validation" else None
+        context = ServedContext(run, peer, role.count, {}, held)
         train_rank(context, strategy_of(), plan, schedule, (), seed, peer.role)
 
     others = [(role, rank) for role in roles[1:] for rank in range(role.count)]
     with ThreadPoolExecutor(size + len(others)) as pool:
         helpers = [
-            pool.submit(run.do, role.name, rank, partial(help_out, role.count))
+            pool.submit(run.do, role.name, rank, partial(help_out, role), max_attempts)
             for role, rank in others
         ]
         workers: list[Future[Any]] = []
@@ -141,6 +151,8 @@ def train_served(
         run.over.set()
         for helper in helpers:
             helper.exception()
+    if isinstance(desk, GuestDesk):
+        desk.close()
     # The others' errors follow from the first cause.
     errors.sort(key=lambda error: isinstance(error, CommunicationError))
     for error in errors:
@@ -149,3 +161,9 @@ def train_served(
         helper.result()
     results = [worker.result() for worker in workers]
     return results[0] if roles[0].gang else results
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """All rows as one part."""
+    names = list(parts[0]) if parts else []
+    return {name: torch.cat([part[name] for part in parts]) for name in names}

@@ -5,9 +5,11 @@ Every rank calls these functions at the same moment, and gets the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sparkdml.errors import DataError
+from sparkdml.feed.batch import Batch
 from sparkdml.training.buffers import merge_buffers
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ def make_row(training: Training, epoch: Epoch) -> dict[str, float]:
     row.update(_compute_objects(training))
     if training.schedule.validates:
         with training.spans.span("validation"), training.result_values_in_place():
-            row.update({f"val_{name}": value for name, value in _validate(training).items()})
+            batches = training.ctx.data.validation_batches(training.schedule.batch_size)
+            row.update(validate(training, batches))
     if task.loss_scale is not None:
         row["loss_scale"] = task.loss_scale.value
         row["skipped_steps"] = float(task.loss_scale.skipped_steps)
@@ -38,16 +41,17 @@ def make_row(training: Training, epoch: Epoch) -> dict[str, float]:
     return row
 
 
-def _validate(training: Training) -> dict[str, float]:
+def validate(training: Training, batches: Iterable[Batch]) -> dict[str, float]:
+    """What is measured on this rank's batches and those of the others, as the history has it."""
     forward, ctx = training.task.forward, training.ctx
     trained_on, forward.metric_objects = forward.metric_objects, forward.metric_objects.fresh()
-    stats = forward.evaluate(ctx.data.validation_batches(training.schedule.batch_size))
+    stats = forward.evaluate(batches)
     totals = forward.totals(ctx.comm.allreduce_(stats))
     if not totals.rows:
         raise DataError(NO_VALIDATION_ROWS)
     row = {**forward.means(totals), **_compute_objects(training)}
     forward.metric_objects = trained_on
-    return row
+    return {f"val_{name}": value for name, value in row.items()}
 
 
 def _compute_objects(training: Training) -> dict[str, float]:

@@ -125,6 +125,22 @@ def test_a_worker_that_dies_does_not_hold_the_others_up() -> None:
         alive.close()
 
 
+def test_a_worker_that_was_started_again_can_push_no_more_as_it_was() -> None:
+    with ServerCluster(2, consistency=TAP(), part_bytes=1000) as cluster:
+        old = cluster.client()
+        old.init("numbers", NUMBERS)
+        old.push("numbers", torch.ones(3000), mark=2).wait()
+        with cluster.client() as new:
+            new.init("numbers", NUMBERS)
+            with pytest.raises(CommunicationError):
+                old.push("numbers", torch.ones(3000), mark=4).wait()
+            new.push("numbers", torch.ones(3000), mark=2)  # which the servers have had
+            new.push("numbers", torch.ones(3000), mark=4)
+            new.flush()
+            assert torch.equal(new.pull("numbers").wait(), NUMBERS + 2)
+            assert new.stats.repeated == 12
+
+
 def test_a_worker_that_comes_late_begins_at_the_others_clock() -> None:
     with ServerCluster(2, num_workers=1) as cluster:
         first = cluster.client(0)

@@ -92,6 +92,14 @@ def test_the_last_push_of_an_absent_worker_stands_in() -> None:
     assert shard.values.eq(-5 - 10).all(), "its own late push goes in its place"
 
 
+def test_nothing_stands_in_for_what_is_counted() -> None:
+    shard = shard_of(Add())
+    shard.take(shard.push_from(push(1, 1, torch.ones(6, 2))), True, stand_in=True)
+    shard.step()
+    shard.step(absent=[1])
+    assert shard.values.eq(1).all()
+
+
 def test_a_copy_is_the_same_in_everything() -> None:
     shard = shard_of(Adam(lr=0.1))
     shard.take(shard.push_from(push(0, 1, torch.randn(6, 2))), keep=False)
@@ -138,3 +146,20 @@ def test_significance_is_measured_against_the_row() -> None:
     values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     updates = torch.tensor([[0.1, 0.0], [0.1, 0.0], [1e-9, 0.0]])
     assert Significant(0.05).choose(updates, values).tolist() == [False, True, True]
+
+
+def test_a_mark_is_taken_once_though_its_worker_is_another_client_now() -> None:
+    shard = shard_of(Add())
+    first = push(0, 1, torch.ones(6, 2))
+    first.mark = 4
+    assert not shard.has_had(first)
+    shard.take(shard.push_from(first), keep=False)
+    again, other, next_one = (push(w, 1, torch.ones(6, 2)) for w in (0, 1, 0))
+    again.mark, other.mark, next_one.mark = 4, 4, 6
+    again.session = next_one.session = 99
+    copy = Shard.from_parts(*shard.to_parts())
+    for here in (shard, copy):
+        assert here.has_had(again)
+        assert not here.has_had(other)
+        assert not here.has_had(next_one)
+        assert not here.has_had(push(0, 2, torch.ones(6, 2)))  # without a mark

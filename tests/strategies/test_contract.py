@@ -141,7 +141,6 @@ CASES = {
     "ParameterServer": Case(
         ParameterServer,
         plain_workers=2,
-        resumes_exactly=False,  # a checkpoint is taken at the end of an epoch, never within
         train=train_served,
         bad=[
             (partial(ParameterServer, num_servers=0), "num_servers"),

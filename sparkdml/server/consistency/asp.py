@@ -29,5 +29,8 @@ class ASP(Consistency):
     def may_read(self, clock: int, slowest: int) -> bool:
         return True
 
+    def may_go_on(self, stamp: int, clock: int) -> bool:
+        return True
+
     def threshold(self, clock: int) -> float:
         return self.significance / math.sqrt(1 + self.decay * clock)

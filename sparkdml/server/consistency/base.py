@@ -34,6 +34,10 @@ class Consistency(ABC):
         """Whether what was read when the slowest was at `stamp` will still do, unread."""
         return False
 
+    def may_go_on(self, stamp: int, clock: int) -> bool:
+        """The same, while the next read is under way."""
+        return self.may_reuse(stamp, clock)
+
 
 class Clocks:
     """One server's knowledge of the workers."""
@@ -56,6 +60,10 @@ class Clocks:
 
     def clock_of(self, worker: int) -> int | None:
         return self._clocks.get(worker)
+
+    def all_have_finished(self, clock: int) -> bool:
+        """Also those who are not waited for. It stays so: who joins stands beside the slowest."""
+        return self._highest_slowest >= clock <= min(self._clocks.values(), default=clock)
 
     def expect(self, workers: Iterable[int], started: bool = True) -> None:
         """These are in the group: nothing moves on before all of them were heard of here.

@@ -16,7 +16,7 @@ class BSP(Consistency):
     """Read the model after all pushes of all workers' last clock, and none of the next.
 
     Args:
-        stand_in: the last gradient of a worker that was excused (see `expulsion.py`) stands in for
+        stand_in: the last gradient of a worker that was excused (see `Expulsion`) stands in for
             the one that is missing. What it sends itself, it sends too late for its own clock: it
             joins the next step, in place of the stand-in.
     """

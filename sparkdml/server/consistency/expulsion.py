@@ -18,6 +18,16 @@ from sparkdml.errors import ParameterError
 
 @dataclass(frozen=True)
 class Expulsion:
+    """When a worker is too slow to be waited for, and when it is waited for again.
+
+    What it pushes counts all the while. Each epoch begins with everybody.
+
+    Args:
+        slower_than: times the median of the others' computing time in a clock.
+        after_clocks: how many clocks on end it must be so slow in.
+        readmit_after: how many clocks on end it must then keep up in.
+    """
+
     slower_than: float = 4.0
     after_clocks: int = 3
     readmit_after: int = 3

@@ -13,3 +13,6 @@ class TAP(Consistency):
 
     def may_read(self, clock: int, slowest: int) -> bool:
         return True
+
+    def may_go_on(self, stamp: int, clock: int) -> bool:
+        return True

@@ -1,0 +1,126 @@
+"""The flat parameters as tables on the servers: one for all, but for embeddings, which have rows.
+
+Of an embedding only the rows that the batch touched are pushed: those with a gradient. Rows without
+one are left as they are by plain SGD and by Adagrad anyway, so the result is the same. Momentum,
+weight decay and Adam move them in a dense update; so with these an embedding goes by rows only if
+it was made with `sparse=True`, whose rows torch, too, updates when they are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from sparkdml.errors import CheckpointError
+from sparkdml.server.client import WorkerClient
+from sparkdml.server.keys import Table
+from sparkdml.server.optimizers import SGD, Adagrad, Updater
+from sparkdml.server.tickets import PartsTicket
+from sparkdml.training.flat import FlatParams
+
+VALUES = "values"
+SMALL_BYTES = 16 << 10  # an embedding that is smaller travels with all else
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Parameters from `start` to `stop`, as a table; with a width, as one of rows."""
+
+    name: str
+    start: int
+    stop: int
+    width: int | None = None
+
+    def view(self, flat: Tensor) -> Tensor:
+        own = flat[self.start : self.stop]
+        return own if self.width is None else own.view(-1, self.width)
+
+
+class ServedTables:
+    """How a model lies on the servers; the same at every worker."""
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self._stretches = stretches
+        self.names = [stretch.name for stretch in stretches]
+
+    @classmethod
+    def of(cls, module: nn.Module, params: FlatParams, updater: Updater) -> ServedTables:
+        by_row = _embeddings(module, updater)
+        stretches: list[Stretch] = []
+        position = begun = 0
+
+        def close_dense() -> None:
+            if position > begun:
+                number = sum(stretch.width is None for stretch in stretches)
+                name = f"{VALUES}.{number}" if number else VALUES
+                stretches.append(Stretch(name, begun, position))
+
+        for parameter in params.parameters:
+            stop = position + parameter.numel()
+            name = by_row.get(id(parameter))
+            if name is not None:
+                close_dense()
+                stretches.append(Stretch(f"rows of {name}", position, stop, parameter.shape[1]))
+                begun = stop
+            position = stop
+        close_dense()
+        return cls(stretches)
+
+    def init(self, client: WorkerClient, values: Tensor, updater: Updater) -> None:
+        for stretch in self._stretches:
+            client.init(
+                stretch.name, stretch.view(values), stretch.width is not None, updater=updater
+            )
+
+    def push(self, client: WorkerClient, grads: Tensor, weight: float, mark: int) -> None:
+        for stretch in self._stretches:
+            own = stretch.view(grads)
+            if stretch.width is None:
+                client.push(stretch.name, own, weight=weight, mark=mark)
+            else:
+                touched = own.ne(0).any(1).nonzero().view(-1)
+                client.push(stretch.name, own[touched], touched.cpu(), weight, mark)
+
+    def pull(self, client: WorkerClient, out: Tensor) -> list[PartsTicket[Tensor]]:
+        return [client.pull(one.name, out=one.view(out)) for one in self._stretches]
+
+    def layouts(self, values: Tensor, part_bytes: int) -> list[Table]:
+        """For who looks on."""
+        return [
+            Table.of(one.name, one.view(values), one.width is not None, part_bytes)
+            for one in self._stretches
+        ]
+
+    def join(self, tables: Mapping[str, Tensor], out: Tensor) -> None:
+        """Put together what was read of each."""
+        for one in self._stretches:
+            one.view(out).copy_(tables[one.name])
+
+    def read_again(self, client: WorkerClient) -> bool:
+        """Whether what was last read is within the bound, of all tables."""
+        return all(client.read_again(name) for name in self.names)
+
+    def check(self, snapshot: Container[str]) -> None:
+        """A checkpoint of the same model and optimizer has the same tables."""
+        missing = [name for name in self.names if name not in snapshot]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint's tables were cut in another way: {', '.join(missing)} is not "
+                "among them. Use a new path"
+            )
+
+
+def _embeddings(module: nn.Module, updater: Updater) -> dict[int, str]:
+    """Those that go by rows: a parameter's id, and its name."""
+    leaves_rows = (
+        isinstance(updater, SGD) and not updater.momentum and not updater.weight_decay
+    ) or (isinstance(updater, Adagrad) and not updater.weight_decay)
+    found = {}
+    for path, part in module.named_modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (part.sparse or leaves_rows):
+            weight = part.weight
+            if weight.requires_grad and weight.nbytes >= SMALL_BYTES:
+                found[id(weight)] = f"{path}.weight" if path else "weight"
+    return found
