@@ -49,7 +49,7 @@ class AdaptiveBalance(AllReduce):
         every: int = 8,
         backend: str = "auto",
         bucket_bytes: int = 8 << 20,
-        topology: str = "native",
+        topology: str = "auto",
         compression: Compression | None = None,
     ) -> None:
         if every < 1:

@@ -160,6 +160,8 @@ class HybridTraining:
 
     def _follow_learning_rate(self, client: WorkerClient) -> None:
         """A schedule sets it at the worker; the first worker tells the servers."""
+        for set_rate in self.task.on_agreed:
+            set_rate()
         if self.strategy.updater is not None or self.ctx.rank:
             return
         updater = updater_of(self.task.optimizers[ONLY])

@@ -174,11 +174,12 @@ class ParameterServer(Strategy):
             updater = updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))
         check_overlap_with(self.overlap, updater)
         for callback in overriding(job.callbacks, "on_gradient"):
-            raise ParameterError(
-                "callbacks",
-                callback,
-                f"without on_gradient with {type(self).__name__}: the servers add gradients up",
-            )
+            if not isinstance(callback, LearningRateSchedule):  # which looks at no gradient
+                raise ParameterError(
+                    "callbacks",
+                    callback,
+                    f"without on_gradient with {type(self).__name__}: the servers add gradients up",
+                )
         if self.updater is not None and any(
             isinstance(callback, LearningRateSchedule) for callback in job.callbacks
         ):

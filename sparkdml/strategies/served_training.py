@@ -169,6 +169,8 @@ class ServedTraining:
 
     def _follow_learning_rate(self) -> None:
         """A schedule sets it at the worker; the first worker tells the servers."""
+        for set_rate in self.task.on_agreed:
+            set_rate()
         if self.strategy.updater is not None or self.ctx.rank:
             return
         updater = self.make_updater()

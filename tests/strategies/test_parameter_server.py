@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import StepLR
 
 from sparkdml.errors import ParameterError
 from sparkdml.server.consistency import ASP, BSP, SSP, TAP
@@ -23,7 +24,8 @@ from sparkdml.testing.digits import (
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone, train_on_threads
-from sparkdml.training.callbacks import Callback
+from sparkdml.training.callbacks import Callback, LearningRateSchedule
+from sparkdml.training.job import TrainingJob
 from sparkdml.training.training import Schedule
 
 
@@ -196,6 +198,28 @@ def test_a_schedule_of_the_learning_rate_reaches_the_servers():
     torch.testing.assert_close(
         ours[0].task.params.values, theirs[0].task.params.values, rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "groups"),
+    [(ParameterServer, 1), (partial(Hybrid, group_size=2, consistency=BSP()), 2)],
+    ids=["servers", "hybrid"],
+)
+def test_warm_up_and_a_scheduler_are_those_of_allreduce(make, groups):
+    def schedules():
+        return [LearningRateSchedule(partial(StepLR, step_size=1, gamma=0.5), warmup_steps=3)]
+
+    parts, plan = cut(digits(96), [24] * 2 * groups), digits_plan(lr=0.2)
+    make().check(TrainingJob(plan, Schedule(2, 8), make(), tuple(schedules())))
+    ours, theirs = (
+        train(strategy, plan, Schedule(2, 8), parts, callbacks=schedules)
+        for train, strategy in ((train_served, make), (train_on_threads, AllReduce))
+    )
+    torch.testing.assert_close(
+        ours[0].task.params.values, theirs[0].task.params.values, rtol=1e-4, atol=1e-5
+    )
+    rates = [[row["lr"] for row in run[0].history] for run in (ours, theirs)]
+    assert rates[0] == rates[1]
 
 
 def test_validation_and_buffers_are_those_of_all_workers():
