@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 if __name__ == "__main__":  # run by its path: the repository isn't on the path yet
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import MultiStepLR
@@ -190,7 +191,7 @@ def judge_looks(folder: Path, test: tuple[Tensor, Tensor]) -> Run:
 
 def to_tensors(images: DataFrame) -> tuple[Tensor, Tensor]:
     rows = images.toPandas()
-    features = torch.tensor(rows["features"].tolist(), dtype=torch.float32)
+    features = torch.from_numpy(np.stack(rows["features"].to_numpy())).float()
     return features, torch.tensor(rows["label"].to_numpy())
 
 
