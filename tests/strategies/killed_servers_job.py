@@ -20,6 +20,7 @@ from torch import nn
 import sparkdml as dml
 from sparkdml.server.client import WorkerClient
 from sparkdml.server.consistency import BSP, TAP, Consistency
+from sparkdml.server.frames import Status
 from sparkdml.server.node import serve
 from sparkdml.server.optimizers import Add
 from sparkdml.strategies import served_training
@@ -171,7 +172,8 @@ def fit(rows, folder, case):
     for book in folder.glob("acknowledged-*"):
         for line in book.read_text().splitlines():
             part, weight, status = map(int, line.split())
-            acknowledged[part] += weight
+            if status != Status.REPEATED:  # which was acknowledged as something known already
+                acknowledged[part] += weight
             statuses.add(status)
     held = fitted.module.counts.detach().view(-1, PART_ELEMENTS)
     return {

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from killed_servers_job import CASES, EPOCHS, ROWS
 from spark_home import cluster_environment
 
+from sparkdml.server.frames import Status
+
 JOB = str(Path(__file__).parent / "killed_servers_job.py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -43,7 +45,9 @@ def test_both_sides_count_the_same_acknowledged_pushes(runs, name):
     assert ("acknowledged-1-1" in run["attempts"]) == ("worker" in victims), (
         "Spark started it again"
     )
-    assert run["statuses"] == [0], "each was taken"
+    # Each was taken; who came back made its last step once more, and the servers knew of it.
+    repeated = [Status.REPEATED] if "worker" in victims else []
+    assert run["statuses"] == [Status.OK, *repeated]
     assert run["held_alike"]
     assert run["held"] == run["acknowledged"]
     # The worker died between two steps, so that the count is also that of the rows.
