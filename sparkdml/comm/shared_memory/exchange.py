@@ -26,9 +26,9 @@ from sparkdml.comm.shared_memory.signals import Signals
 from sparkdml.errors import CommunicationError
 
 # Long tensors go in chunks of this size, which stay in a processor's cache between the copy and the
-# sum. 10 M floats took 9 to 12 ms between 2 ranks with 256 kB to 1 MB, 13 with 4 MB, which is more
-# than the cache has, and 16 to 24 with 64 kB, which takes more meetings; 4 ranks on 2 cores took 67
-# ms with 256 kB and 40 with 1 MB. To copy them once takes 6 ms.
+# sum. 10 M floats took 9 to 14 ms between 2 ranks with 1 MB, 12 to 15 with 4 MB, and 16 to 24 with
+# 64 kB, which takes more meetings; 4 ranks on 2 cores took 67 to 76 ms with 256 kB, 40 to 46 with
+# 1 MB. To copy them once takes 6 ms.
 CHUNK_BYTES = 1 << 20
 # From here on a tensor is added up in parts, where there are three ranks or more.
 PARTS_BYTES = 64 << 10
