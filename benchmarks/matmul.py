@@ -40,12 +40,16 @@ def make_rows(spark: SparkSession, left: np.ndarray, right: np.ndarray) -> DataF
 
 
 def to_blocks(df: DataFrame, block: int) -> tuple[BlockMatrix, BlockMatrix]:
-    """Rows of A's transpose and of B as block matrices."""
-    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+    """Rows of A's transpose and of B as block matrices; no row leaves the JVM."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.mllib.linalg.distributed import IndexedRowMatrix
+    from pyspark.mllib.util import MLUtils
 
     def blocks(column: str) -> BlockMatrix:
-        rows = df.select("k", column).rdd.map(lambda row: IndexedRow(row[0], row[1]))
-        return IndexedRowMatrix(rows).toBlockMatrix(block, block)
+        rows = df.select("k", array_to_vector(column).alias(column))
+        return IndexedRowMatrix(MLUtils.convertVectorColumnsFromML(rows, column)).toBlockMatrix(
+            block, block
+        )
 
     return blocks("a").transpose(), blocks("b")
 

@@ -8,9 +8,9 @@ depend on timing, so two runs give the same bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -99,6 +99,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...
+
+    def repeated(self, tensor: Tensor, op: ReduceOp = "sum") -> Callable[[], Work]:
+        """`allreduce_async_` of one tensor, to be called again and again: the checks come first."""
+        return partial(self.allreduce_async_, tensor, op)
 
     def allreduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         self.allreduce_async_(tensor, op).wait()

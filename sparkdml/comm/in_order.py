@@ -44,6 +44,11 @@ class InOrder:
         self._steps.append(step)
         return step
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was begun is done, and nothing has failed."""
+        return not self._steps and self._failure is None
+
     def finish(self) -> None:
         """Do all that was begun."""
         while self._steps:

@@ -48,10 +48,10 @@ class Uncompressed(Reducer):
     """As they are, stats and all, in one message a bucket."""
 
     def __init__(self, comm: Communicator, buckets: Sequence[Bucket]) -> None:
-        self._comm, self._buckets = comm, buckets
+        self._begin = [comm.repeated(bucket.tensor) for bucket in buckets]
 
     def reduce_async_(self, index: int) -> Work:
-        return self._comm.allreduce_async_(self._buckets[index].tensor)
+        return self._begin[index]()
 
 
 class Unfinished:

@@ -59,13 +59,15 @@ class AdaptiveBalance(AllReduce):
 
     def start(self, training: Training) -> None:
         super().start(training)
-        self._training = training
         self._speeds = [1.0] * training.ctx.size
         self._stopwatch = Stopwatch(training.ctx.device)
 
     def agree(self, task: Task) -> Totals:
         self._stopwatch.stop()  # what follows is waiting for others
         return super().agree(task)
+
+    def while_under_way(self) -> None:
+        """Nothing: the time of a step is measured from when its batch is there."""
 
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
         ctx = training.ctx

@@ -103,6 +103,7 @@ class AllReduce(StepStrategy):
 
     def start(self, training: Training) -> None:
         comm, task = training.ctx.comm, training.task
+        self._training = training
         comm.broadcast_(task.params.values)
         for buffer in task.module.buffers():
             comm.broadcast_(buffer)
@@ -124,11 +125,18 @@ class AllReduce(StepStrategy):
     def agree(self, task: Task) -> Totals:
         while len(self._works) < len(self._buckets):
             self._send_next()
+        self.while_under_way()
         for work in self._works:
             work.wait()
         self._works = []
         self._missing = [bucket.num_parameters for bucket in self._buckets]
         return task.totals()
+
+    def while_under_way(self) -> None:
+        """Read the next batch: ranks are never quite alike, and who is first waits the less."""
+        training = self._training
+        if training.ctx.size > 1 and training.epoch is not None:
+            training.epoch.read_ahead()
 
     def _gradient_is_ready(self, index: int) -> None:
         """In backward: send every bucket that is full, in order, but for the last.

@@ -22,7 +22,7 @@ from sparkdml.errors import DataError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeasedBatch
 from sparkdml.runtime.randomness import seed_rank
-from sparkdml.training.totals import LOSS, VOTES, Totals
+from sparkdml.training.totals import LOSS, VOTES, Sums, Totals
 
 if TYPE_CHECKING:
     from sparkdml.training.epoch import Epoch
@@ -119,13 +119,14 @@ class FullObjective:
         self._begin_pass()
         for batch in epoch.whole_pass():
             self._seed(batch)
-            sums, measured = torch.zeros_like(self._gradient), torch.zeros_like(stats)
+            added, measured = torch.zeros_like(self._gradient), torch.zeros_like(stats)
+            sums = Sums(measured)
             for piece in batch.split(task.plan.batch_size):
-                loss = task.forward(piece, measured)
+                loss = task.forward(piece, sums)
                 products = _hessian_product(loss, params, along)
-                sums += torch.cat([product.reshape(-1) for product in products])
+                added += torch.cat([product.reshape(-1) for product in products])
             if self._counts(batch, epoch):
-                self._gradient += sums
+                self._gradient += added
                 stats += measured
             self._training.clock.lap("compute")
         totals = task.forward.totals(stats.new_tensor(self.add_up(stats.double())))

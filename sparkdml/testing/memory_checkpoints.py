@@ -50,14 +50,21 @@ class MemoryCheckpoints:
         return next((saved for saved in reversed(self._saved) if saved.is_complete), None)
 
     def put(self, saved: Saved, rank: int | None, state: State) -> None:
-        content = b"".join(Stream(*take_apart(state)))
+        saved.parts[rank] = b"".join(Stream(*take_apart(state)))
+        self.take_in(saved)
+
+    def take_in(self, saved: Saved) -> None:
+        """Parts of a checkpoint, of which others may be there already."""
         with self._lock:
             for known in self._saved:
                 if (known.step, known.kind, known.size) == (saved.step, saved.kind, saved.size):
-                    known.parts[rank] = content
+                    known.parts.update(saved.parts)
                     return
-            saved.parts[rank] = content
             self._saved.append(saved)
+
+    def all(self) -> list[Saved]:
+        """What has been saved, also by some ranks alone, in its order."""
+        return list(self._saved)
 
 
 class RankCheckpoints:

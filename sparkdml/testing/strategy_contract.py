@@ -3,8 +3,8 @@
     class TestMine(StrategyContract):
         cases = {"Mine": Case(lambda: Mine(steps=4), plain=lambda: Mine(steps=1), plain_workers=3)}
 
-Everything runs on threads and in memory. A strategy that needs more than workers with a
-communicator gives a `train` of its own, with the arguments of `train_on_threads`.
+Everything runs in memory, and on threads unless a case has another `train`, with the same
+arguments: `ProcessTrainer` for a real backend, `train_served` for strategies with servers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from sparkdml.testing.digits import (
 from sparkdml.testing.faults import FailsAt, Injected, StopAt
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.models import RefusesRows
-from sparkdml.testing.threads import Rows, train_alone, train_on_threads
-from sparkdml.training.training import Schedule, Training
+from sparkdml.testing.threads import train_alone, train_on_threads
+from sparkdml.training.training import Schedule
 
 BATCH = 8
 
@@ -54,7 +54,7 @@ class Case:
         resumes_exactly: whether a run that is interrupted and goes on ends with the same bits.
         rows_move: whether a rank may train on another's rows.
         bad: what must be refused: functions, with a word of the message (the parameter's name).
-        train: `train_on_threads`, or what runs the strategy's other roles, too.
+        train: `train_on_threads`, or what runs it elsewhere, or its other roles, too.
         slow: whether it is a further setting of one that is run anyway, for `pytest -m slow`.
     """
 
@@ -69,7 +69,7 @@ class Case:
     resumes_exactly: bool = True
     rows_move: bool = False
     bad: Sequence[tuple[Callable[[], object], str]] = field(default=())
-    train: Callable[..., list[Training]] = train_on_threads
+    train: Callable[..., Sequence[Any]] = train_on_threads  # of `Training` or `Trained`
     slow: bool = False
 
 
@@ -78,7 +78,7 @@ def slowly(value: Any) -> Any:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-def assert_alike(trainings: Sequence[Training], expected: nn.Module, **tolerance: Any) -> None:
+def assert_alike(trainings: Sequence[Any], expected: nn.Module, **tolerance: Any) -> None:
     theirs = expected.state_dict()
     for training in trainings:
         ours = training.task.module.state_dict()
@@ -95,7 +95,13 @@ class StrategyContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "case" in metafunc.fixturenames:
             cases = [slowly(case) if case.slow else case for case in self.cases.values()]
-            metafunc.parametrize("case", cases, ids=self.cases.keys())
+            metafunc.parametrize("case", cases, ids=self.cases.keys(), indirect=True)
+
+    @pytest.fixture
+    def case(self, request: pytest.FixtureRequest) -> Case:
+        """A subclass may put another `train` into it."""
+        case: Case = request.param
+        return case
 
     # -- what it computes -----------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class StrategyContract:
         for training in trainings:
             assert [row["rows"] for row in training.history] == [sum(sizes)] * 2
             assert all(math.isfinite(row["loss"]) for row in training.history)
-            assert _told(training) == _told(trainings[0])
+            assert told(training) == told(trainings[0])
         if case.ends_alike:
             assert_alike(trainings[1:], trainings[0].task.module, rtol=0, atol=0)
 
@@ -156,7 +162,7 @@ class StrategyContract:
         plan = digits_plan(lr=0.1, momentum=0.9, model=make_normed_reader)
         schedule = Schedule(2, BATCH)
 
-        def train(checkpoints: MemoryCheckpoints, fails_at: int = 0) -> list[Training]:
+        def train(checkpoints: MemoryCheckpoints, fails_at: int = 0) -> Sequence[Any]:
             callbacks = [FailsAt(num_workers - 1, fails_at)]
             return case.train(
                 case.make, plan, schedule, parts, callbacks=callbacks, checkpoints=checkpoints
@@ -173,7 +179,7 @@ class StrategyContract:
             resumed = train(kept)
             for ours, theirs in zip(resumed, expected, strict=True):
                 assert ours.step == theirs.step
-                assert _told(ours) == _told(theirs)
+                assert told(ours) == told(theirs)
                 assert_alike([ours], theirs.task.module, rtol=0, atol=0)
 
     @pytest.mark.parametrize("sizes", [slowly([66, 66]), slowly([132]), [40, 0, 40, 52]])
@@ -187,7 +193,7 @@ class StrategyContract:
             case.make, plan, Schedule(3, BATCH), cut(rows, sizes), checkpoints=kept
         )
         assert [row["rows"] for row in trainings[0].history] == [132.0] * 3
-        assert _told(trainings[0])[0] == _told(first[0])[0]
+        assert told(trainings[0])[0] == told(first[0])[0]
         assert trainings[0].history[-1]["loss"] < first[0].history[0]["loss"]
 
     # -- ends -----------------------------------------------------------------------------------
@@ -236,18 +242,9 @@ class StrategyContract:
                 make()
 
 
-def _told(training: Training) -> list[dict[str, Any]]:
+def told(training: Any) -> list[dict[str, Any]]:
     """The history, but for how long it took."""
     return [
         {name: value for name, value in row.items() if "second" not in name}
         for row in training.history
     ]
-
-
-def train_process(comm: Any, make: Callable[[], Strategy], parts: Sequence[Rows]) -> list[Any]:
-    """In a process of a test: two epochs on this rank's part; its parameters in the end."""
-    from sparkdml.testing.threads import ThreadContext, train_rank
-
-    context = ThreadContext(comm, parts[comm.rank])
-    training = train_rank(context, make(), digits_plan(lr=0.1), Schedule(2, BATCH))
-    return [p.detach().numpy() for p in training.task.module.parameters()]

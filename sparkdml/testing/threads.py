@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from sparkdml.feed.position import nothing_read
 from sparkdml.feed.shares import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.runtime.desk import Desk, Peer
-from sparkdml.runtime.roles import job_roles, num_tasks, seat_in
+from sparkdml.runtime.roles import Role, job_roles, num_tasks, seat_in
 from sparkdml.strategies.base import Strategy
-from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints, Saved
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.task import Task, TaskPlan, build_module
 from sparkdml.training.training import Schedule, Training
@@ -170,25 +171,59 @@ def train_on_threads(
     goes on from the newest of them, if there is one. Other roles of the strategy's gang have a
     thread each, too.
     """
-    resumed = None if checkpoints is None else checkpoints.newest
-    roles = job_roles(strategy_of().roles(len(parts)))[0]
-    desk = strategy_of().desk(len(parts))
+    run = Seats(
+        strategy_of,
+        plan,
+        schedule,
+        parts,
+        held_out,
+        callbacks,
+        seed,
+        checkpoints,
+        None if checkpoints is None else checkpoints.newest,
+        strategy_of().desk(len(parts)),
+    )
+    return run_threads(run.count, run.train)[: len(parts)]
 
-    def run_rank(gang: Communicator) -> Training:
+
+@dataclass(frozen=True)
+class Seats:
+    """A run on rows in memory: what each rank of the strategy's gang needs to do its part."""
+
+    strategy_of: Callable[[], Strategy]
+    plan: TaskPlan
+    schedule: Schedule
+    parts: Sequence[Rows]
+    held_out: Sequence[Rows] | None = None
+    callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = ()
+    seed: int = 0
+    checkpoints: MemoryCheckpoints | None = None
+    resumed: Saved | None = None
+    desk: Desk | None = None
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return job_roles(self.strategy_of().roles(len(self.parts)))[0]
+
+    @property
+    def count(self) -> int:
+        return num_tasks(self.roles)
+
+    def train(self, gang: Communicator) -> Training:
+        roles = self.roles
         role, rank = seat_in(roles, gang.rank)
         comm = gang.split(roles.index(role)) if len(roles) > 1 else gang
+        strategy, plan, schedule = self.strategy_of(), self.plan, self.schedule
         if role.reads == "none":
             context = ThreadContext(comm, {}, gang=gang)
-            return train_rank(context, strategy_of(), plan, schedule, (), seed, role.name)
+            return train_rank(context, strategy, plan, schedule, (), self.seed, role.name)
         own = None
-        if checkpoints is not None:
-            own = RankCheckpoints(checkpoints, resumed, rank, comm.size, schedule)
-        held = held_out[rank] if held_out else None
-        context = ThreadContext(comm, parts[rank], held, own, gang)
-        context.desk = desk
-        return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
-
-    return run_threads(num_tasks(roles), run_rank)[: len(parts)]
+        if self.checkpoints is not None:
+            own = RankCheckpoints(self.checkpoints, self.resumed, rank, comm.size, schedule)
+        held = self.held_out[rank] if self.held_out else None
+        context = ThreadContext(comm, self.parts[rank], held, own, gang)
+        context.desk = self.desk
+        return train_rank(context, strategy, plan, schedule, self.callbacks, self.seed)
 
 
 _building = threading.Lock()  # threads share torch's random state

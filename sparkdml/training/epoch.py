@@ -100,9 +100,17 @@ class Epoch:
             self._source = iter(())  # the feed may stop reading
 
     def read_ahead(self) -> None:
-        """Read the next step's batch now, while others are busy; it counts when its step comes."""
+        """Read the next step's batch now, while others are busy; it counts when its step comes.
+
+        To be called in the midst of communication.
+        """
         if self._ahead is None:
+            clock, spans = self._training.clock, self._training.spans
+            clock.lap("communication")
+            spans.lap("communication")
             self._ahead = next(self._source, None)
+            clock.lap("data")
+            spans.lap("feed wait")
 
     def begin_step(self) -> None:
         """For strategies whose steps take whole passes: a step begins."""

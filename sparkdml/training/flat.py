@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from sparkdml.errors import ParameterError
+from sparkdml.feed.recycling import ALIGNMENT_BYTES
+from sparkdml.training.modules import Modules
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class FlatParams:
     """Parameters of one floating-point type on one device."""
 
     def __init__(self, module: nn.Module, num_stats: int) -> None:
-        self.parameters = [p for p in module.parameters() if p.requires_grad][::-1]
-        check_parameters(module, self.parameters)
+        check_parameters(module, [p for p in module.parameters() if p.requires_grad])
+        self.parameters = in_order(module)
         first = self.parameters[0]
         count = sum(p.numel() for p in self.parameters)
         self.values = torch.empty(count, dtype=first.dtype, device=first.device)
@@ -130,6 +132,21 @@ class FlatParams:
                     "Use zero_grad(set_to_none=False), or leave zeroing to the estimator.",
                 )
             start += parameter.numel()
+
+
+def in_order(module: nn.Module) -> list[nn.Parameter]:
+    """The trainable parameters, the last ones first; of several modules, those of each together.
+
+    Within a module those of odd lengths come at the end, so that all before them begin at multiples
+    of 64 bytes: a matrix product takes longer where its weights don't, and may round otherwise.
+    """
+    modules = list(module.children()) if isinstance(module, Modules) else [module]
+    ordered: dict[int, nn.Parameter] = {}  # by id, as modules may share some
+    for part in reversed(modules):
+        own = [p for p in part.parameters() if p.requires_grad][::-1]
+        for parameter in sorted(own, key=lambda p: p.numel() * p.itemsize % ALIGNMENT_BYTES > 0):
+            ordered.setdefault(id(parameter), parameter)
+    return list(ordered.values())
 
 
 def _call_ready(ready: Callable[[int], None], index: int, _: Tensor) -> None:

@@ -15,7 +15,7 @@ from sparkdml.training.objective import Objective, metric_sum
 from sparkdml.training.plan import TaskPlan
 from sparkdml.training.precision import Autocast
 from sparkdml.training.step_function import StepContext, StepResult
-from sparkdml.training.totals import NUM_FIXED_STATS, Totals, add_stats
+from sparkdml.training.totals import NUM_FIXED_STATS, Sums, Totals
 
 # The shape of one row's output; of several outputs, theirs by name or number.
 OutputShape = list[int] | dict[str, list[int]]
@@ -42,25 +42,26 @@ class Forward:
         self._dtype = next(module.parameters()).dtype
         self._autocast = Autocast(plan.precision, device)
 
-    def __call__(self, batch: Batch, stats: Tensor) -> Tensor | dict[str, Tensor]:
-        """The summed loss of a batch, or losses by optimizer; its totals are added to `stats`."""
+    def __call__(self, batch: Batch, sums: Sums) -> Tensor | dict[str, Tensor]:
+        """The summed loss of a batch, or losses by optimizer; its stats are added to `sums`."""
         if self.plan.step is not None:
-            return self._step(batch, stats)
+            return self._step(batch, sums)
         if self._autocast.is_on:
             with self._autocast():
-                return self._supervised(batch, stats)
-        return self._supervised(batch, stats)
+                return self._supervised(batch, sums)
+        return self._supervised(batch, sums)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:
         """The stats of all rows, without training on them; metric objects keep their states."""
         stats = torch.zeros(self.num_stats, dtype=torch.float64, device=self.device)
+        sums = Sums(stats)
         was_training, context_was = self.module.training, self.context.training
         self.module.eval()
         self.context.training = False
         with torch.no_grad():
             for batch in batches:
                 for piece in batch.split(self.plan.batch_size):
-                    self(piece, stats)
+                    self(piece, sums)
         self.module.train(was_training)
         self.context.training = context_was
         return stats
@@ -72,7 +73,7 @@ class Forward:
         """As the history has them, but for metric objects."""
         return totals.means(self.plan.metric_names, self.plan.loss_names)
 
-    def _supervised(self, batch: Batch, stats: Tensor) -> Tensor:
+    def _supervised(self, batch: Batch, sums: Sums) -> Tensor:
         assert self.objective is not None
         inputs = [self._input(batch[name]) for name in self.plan.features]
         outputs = self.module(*inputs)
@@ -85,7 +86,7 @@ class Forward:
         metrics: list[Tensor] = []
         if self._functions or self.metric_objects:
             metrics = self._measure(outputs, targets, batch.num_rows)
-        add_stats(stats, [weight, batch.num_rows, self.last_loss, 0.0, 0.0, 0.0, *metrics])
+        sums.add([weight, batch.num_rows, self.last_loss, 0.0, 0.0, 0.0, *metrics])
         return loss
 
     def _measure(self, outputs: Any, targets: Any, num_rows: int) -> list[Tensor]:
@@ -98,27 +99,27 @@ class Forward:
                 for name, metric in self._functions.items()
             ]
 
-    def _step(self, batch: Batch, stats: Tensor) -> Tensor | dict[str, Tensor]:
+    def _step(self, batch: Batch, sums: Sums) -> Tensor | dict[str, Tensor]:
         assert self.plan.step is not None
         weights = self._weights(batch) if self.plan.weight else None
         typed = Batch({name: self._input(batch[name]) for name in batch}, batch.num_rows)
         with self._autocast():
             returned = self.plan.step(self.module, typed, self.context)
             result = StepResult(returned, self.plan, batch.num_rows, weights)
-        sums = result.sums
-        losses = list(sums.values()) if isinstance(sums, dict) else [sums]
+        found = result.sums
+        losses = list(found.values()) if isinstance(found, dict) else [found]
         self.last_loss = torch.stack([loss.detach() for loss in losses]).sum()
         named: list[Tensor | float] = []
         for name in self.plan.loss_names:
             own: Tensor | float = self.last_loss
-            if isinstance(sums, dict):
-                own = sums[name].detach() if name in sums else 0.0
+            if isinstance(found, dict):
+                own = found[name].detach() if name in found else 0.0
             named += [result.weights.get(name, 0.0), own]
         # Several losses have no weight in common: their means are added up, not their sums.
-        weight = 0.0 if isinstance(sums, dict) else next(iter(result.weights.values()))
+        weight = 0.0 if isinstance(found, dict) else next(iter(result.weights.values()))
         fixed: list[Tensor | float] = [weight, batch.num_rows, self.last_loss, 0.0, 0.0, 0.0]
-        add_stats(stats, [*fixed, *result.metrics, *named])
-        return sums
+        sums.add([*fixed, *result.metrics, *named])
+        return found
 
     def _weights(self, batch: Batch) -> Tensor:
         assert self.plan.weight is not None
@@ -133,7 +134,9 @@ class Forward:
 
     def _input(self, tensor: Tensor) -> Tensor:
         """Floating-point columns in the module's own type; all else as it is."""
-        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+        if tensor.dtype == self._dtype or not tensor.is_floating_point():
+            return tensor
+        return tensor.to(self._dtype)
 
 
 def output_row_shape(outputs: Any, num_rows: int) -> OutputShape:

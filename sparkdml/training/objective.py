@@ -44,6 +44,11 @@ class Objective:
         self.is_sum = getattr(loss, "reduction", None) == "sum"
         self._is_known = isinstance(loss, (*ELEMENTWISE, *CLASS_INDEX))
         self._loss = loss
+        self._is_of_classes = isinstance(loss, CLASS_INDEX)
+        # Torch's default ignores a class that no row is of.
+        self._keeps_all = (
+            isinstance(loss, CLASS_INDEX) and loss.weight is None and loss.ignore_index == -100
+        )
         if isinstance(loss, nn.Module) and getattr(loss, "reduction", None) in REDUCTIONS:
             own: Any = copy.deepcopy(loss)
             own.reduction = "sum" if self._is_known and not weighted else "none"
@@ -69,25 +74,19 @@ class Objective:
 
     def _known_weight(self, targets: Tensor, num_rows: int) -> Tensor | float:
         """What the mean of torch's own loss divides by."""
-        if isinstance(self._loss, CLASS_INDEX):
+        if self._is_of_classes:
             if targets.is_floating_point():  # probabilities of the classes
                 return float(targets.numel() / targets.shape[1])
-            return self._class_weight(targets)
+            if not self._keeps_all:
+                return self._class_weights(targets).sum()
         return float(targets.numel())
 
     def _known_row_weights(self, targets: Tensor, num_rows: int, weights: Tensor) -> Tensor:
         """The same for each row, times the row's own weight, summed."""
-        if isinstance(self._loss, CLASS_INDEX) and not targets.is_floating_point():
+        if self._is_of_classes and not targets.is_floating_point():
             kept = self._class_weights(targets).expand(targets.shape)
             return (kept.reshape(num_rows, -1).sum(dim=1) * weights).sum()
         return weights.sum() * (self._known_weight(targets, num_rows) / num_rows)
-
-    def _class_weight(self, targets: Tensor) -> Tensor | float:
-        """The weights of the classes of all rows kept."""
-        loss: Any = self._loss
-        if loss.weight is None and loss.ignore_index == -100:  # torch's default: nothing ignored
-            return float(targets.numel())
-        return self._class_weights(targets).sum()
 
     def _class_weights(self, targets: Tensor) -> Tensor:
         loss: Any = self._loss

@@ -23,7 +23,7 @@ from sparkdml.training.plan import OptimizerSource as OptimizerSource
 from sparkdml.training.plan import TaskPlan as TaskPlan
 from sparkdml.training.precision import LossScale
 from sparkdml.training.sync_batch_norm import BatchNormGroup
-from sparkdml.training.totals import VOTES
+from sparkdml.training.totals import VOTES, Sums
 from sparkdml.training.totals import Totals as Totals
 from sparkdml.warm_start import load_state
 
@@ -37,6 +37,7 @@ class Task:
         self.module.train()
         self.forward = Forward(self.module, plan, device)
         self.params = FlatParams(self.module, self.forward.num_stats)
+        self._sums = Sums(self.params.stats)
         self.optimizers = Optimizers(plan.optimizer, self.module, plan.parameter_groups)
         self.loss_scale = LossScale(plan.batch_size) if plan.precision == "fp16" else None
         self.vote = (0.0, 0.0, 0.0)  # a wish, an objection, a stop, for the next step's totals
@@ -63,7 +64,7 @@ class Task:
             num_pieces = -(-batch.num_rows // self.plan.batch_size)
             for piece in batch.split(-(-batch.num_rows // num_pieces)):
                 self._remaining -= piece.num_rows
-                loss = self.forward(piece, self.params.stats)
+                loss = self.forward(piece, self._sums)
                 self.spans.lap("forward")
                 if self.loss_scale is None and isinstance(loss, Tensor):
                     loss.backward()  # type: ignore[no-untyped-call]

@@ -107,10 +107,22 @@ def _add(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-def add_stats(stats: Tensor, values: list[Tensor | float]) -> None:
-    if stats.device.type == "cpu":
-        view = stats.numpy()  # a tenth of the cost of torch's own indexing, in every step
+class Sums:
+    """A vector of stats that batches are added to, in every step: so it must cost next to nothing.
+
+    Numbers in a memoryview are changed in a tenth of the time that numpy takes for its own, which
+    takes a tenth of torch's.
+    """
+
+    def __init__(self, stats: Tensor) -> None:
+        self._stats = stats
+        content: Any = stats.numpy() if stats.device.type == "cpu" else None
+        self._view: Any = None if content is None else memoryview(content)
+
+    def add(self, values: list[Tensor | float]) -> None:
+        if self._view is None:
+            device = self._stats.device
+            self._stats += torch.stack([torch.as_tensor(value, device=device) for value in values])
+            return
         for index, value in enumerate(values):
-            view[index] += float(value)
-    else:
-        stats += torch.stack([torch.as_tensor(value, device=stats.device) for value in values])
+            self._view[index] += float(value)

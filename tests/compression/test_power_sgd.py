@@ -34,19 +34,19 @@ def test_a_base_is_orthonormal_whatever_it_is_made_of(columns):
 
 def repeat(comm, rank, matrices, num_steps):
     """The same gradient again and again; the sums, and the bytes of each step."""
-    params = FlatParams(nn.Linear(40, 30), num_stats=6)  # the bias comes first
+    params = FlatParams(nn.Linear(40, 30), num_stats=6)  # the bias comes last
     buckets = params.buckets(1 << 20)
     reducer = PowerSGD(rank).reducer(comm, params, buckets)
     sums = []
     for _ in range(num_steps):
         params.zero()
-        params.grads[:30] = comm.rank + 1.0
-        params.grads[30:] = matrices[comm.rank].flatten()
+        params.grads[-30:] = comm.rank + 1.0
+        params.grads[:-30] = matrices[comm.rank].flatten()
         params.stats[ROWS] = 8.0
         before = comm.traffic.bytes
         reducer.reduce_async_(0).wait()
-        assert params.grads[:30].tolist() == [3.0] * 30, "a vector travels as it is"
-        sums.append(params.grads[30:].view(30, 40).clone())
+        assert params.grads[-30:].tolist() == [3.0] * 30, "a vector travels as it is"
+        sums.append(params.grads[:-30].view(30, 40).clone())
     return sums, comm.traffic.bytes - before
 
 

@@ -10,6 +10,7 @@ from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.flat import in_order
 from sparkdml.training.training import Schedule
 
 
@@ -83,10 +84,12 @@ def test_the_first_worker_may_begin_alone(warm_start):
     initial = train_alone(digits_plan(), [])
     batches = [*combined_batches(parts[:1], 8)][: min(warm_start, 10)]
     warm = train_alone(digits_plan(optimizer=partial(torch.optim.Adagrad, lr=0.05)), batches)
-    expected = [p.detach().view(-1) for p in warm.parameters()][::-1]  # as the flat buffer lies
-    assert torch.equal(first, torch.cat([p.detach().view(-1) for p in initial.parameters()][::-1]))
+    expected, begun = (
+        torch.cat([p.detach().view(-1) for p in in_order(module)]) for module in (warm, initial)
+    )
+    assert torch.equal(first, begun)
     if warm_start != 6:
-        torch.testing.assert_close(second, torch.cat(expected), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
     else:  # by the time that the second looks, the first may have gone on
         assert not torch.equal(second, first)
     assert trainings[0].history[0]["rows"] == 120

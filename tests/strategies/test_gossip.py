@@ -15,6 +15,7 @@ from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.strategy_contract import assert_alike
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import EMA, Callback, GradientMonitor
+from sparkdml.training.flat import in_order
 from sparkdml.training.job import TrainingJob
 from sparkdml.training.training import Schedule
 
@@ -57,7 +58,7 @@ def reference(plan, parts, matrix, batch_size, epochs):
 
 def flat(module):
     """In the order of FlatParams."""
-    return torch.cat([p.detach().reshape(-1) for p in list(module.parameters())[::-1]])
+    return torch.cat([p.detach().reshape(-1) for p in in_order(module)])
 
 
 @pytest.mark.parametrize("graph", ["ring", "complete", [(0, 1), (1, 2), (1, 3)]])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import threading
 import time
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,23 +22,19 @@ from sparkdml.errors import DataError, ParameterError
 from sparkdml.strategies.lbfgs import LBFGS
 from sparkdml.strategies.newton_cg import NewtonCG
 from sparkdml.strategies.two_loop import combined, direction_coefficients
-from sparkdml.testing.digits import cut, digits, digits_plan, loss_of, make_normed_reader
-from sparkdml.testing.faults import Injected
+from sparkdml.testing.digits import cut
+from sparkdml.testing.faults import FailsAt, Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
-from sparkdml.testing.strategy_contract import (
-    BATCH,
-    Case,
-    FailsAt,
-    StrategyContract,
-    assert_alike,
-    slowly,
-)
+from sparkdml.testing.strategy_contract import assert_alike, told
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import GradientMonitor, LearningRateSchedule
 from sparkdml.training.job import TrainingJob
 from sparkdml.training.optimizers import NoOptimizer
 from sparkdml.training.task import TaskPlan
 from sparkdml.training.training import Schedule
+
+sys.path.insert(0, str(Path(__file__).parent))
+from strategy_cases import SECOND_ORDER, SecondOrderContract
 
 METHODS = [LBFGS, NewtonCG]
 
@@ -300,78 +297,5 @@ def test_a_loss_that_is_linear_has_no_curvature_and_goes_down_the_gradient():
     assert first.history[1]["loss"] < first.history[0]["loss"]
 
 
-class TestContract(StrategyContract):
-    """As all strategies; but its steps are whole passes, and no setting of it is plain SGD."""
-
-    cases = {
-        "LBFGS": Case(
-            LBFGS,
-            epochs=20,
-            bad=[
-                (partial(LBFGS, history=0), "history"),
-                (partial(LBFGS, tolerance=-1.0), "tolerance"),
-                (partial(LBFGS, tolerance=math.nan), "tolerance"),
-                (partial(LBFGS, l2=-0.1), "l2"),
-                (partial(LBFGS, max_trials=0), "max_trials"),
-                (partial(LBFGS, backend="pigeons"), "backend"),
-            ],
-        ),
-    }
-
-    def test_the_degenerate_setting_is_plain_sgd(self, case):
-        """In its place: several ranks take the steps of one that has all rows."""
-        rows = digits(128)
-        plan = digits_plan(model=make_double_reader)
-        rows["x"] = rows["x"].double()
-        alone = case.train(case.make, plan, Schedule(6, BATCH), [rows])
-        spread = case.train(case.make, plan, Schedule(6, BATCH), cut(rows, [70, 3, 0, 55]))
-        assert_alike(spread, alone[0].task.module, rtol=1e-6, atol=1e-9)
-
-    def test_losses_and_metrics_are_means_over_rows(self, case):
-        """The row tells of the point that the iteration has reached."""
-        rows = digits(60)
-        first = case.train(case.make, digits_plan(), Schedule(3, BATCH), cut(rows, [44, 16]))[0]
-        right = first.task.module(rows["x"]).argmax(1) == rows["y"]
-        assert first.history[-1]["loss"] == pytest.approx(
-            loss_of(first.task.module, rows), rel=1e-5
-        )
-        assert first.history[-1]["accuracy"] == pytest.approx(right.float().mean().item())
-        losses = [row["loss"] for row in first.history]
-        assert losses == sorted(losses, reverse=True)
-
-    @pytest.mark.parametrize("num_workers", [slowly(1), 3])
-    def test_a_resumed_run_is_the_uninterrupted_one(self, case, num_workers):
-        parts = cut(digits(220), [70 + 4 * rank for rank in range(num_workers)])
-        plan = digits_plan(model=make_normed_reader)
-
-        def train(checkpoints, fails_at=0):
-            callbacks = [FailsAt(num_workers - 1, fails_at)]
-            return case.train(
-                case.make,
-                plan,
-                Schedule(7, BATCH),
-                parts,
-                callbacks=callbacks,
-                checkpoints=checkpoints,
-            )
-
-        expected = train(MemoryCheckpoints(every=2))
-        for fails_at in (1, 4):
-            kept = MemoryCheckpoints(every=2)
-            with pytest.raises(Injected):
-                train(kept, fails_at)
-            for ours, theirs in zip(train(kept), expected, strict=True):
-                assert ours.step == theirs.step == 7
-                assert told(ours) == told(theirs)
-                assert_alike([ours], theirs.task.module, rtol=0, atol=0)
-
-
-def told(training):
-    return [
-        {name: value for name, value in row.items() if "second" not in name}
-        for row in training.history
-    ]
-
-
-def make_double_reader():
-    return nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)).double()
+class TestContract(SecondOrderContract):
+    cases = SECOND_ORDER

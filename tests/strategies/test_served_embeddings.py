@@ -29,7 +29,7 @@ class Reader(nn.Module):
         super().__init__()
         self.head = nn.Linear(7, WIDTH)  # before and behind the embedding there is more
         self.words = nn.Embedding(NUM_WORDS, WIDTH, sparse=sparse)
-        self.kinds = nn.Linear(WIDTH, 2)
+        self.kinds = nn.Linear(WIDTH, 16)
 
     def forward(self, words):
         return self.kinds(self.words(words.long()).mean(1) + self.head.bias)

@@ -6,6 +6,7 @@ from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.training.flat import FlatParams
+from sparkdml.training.modules import build_module
 
 
 def make():
@@ -42,13 +43,31 @@ def test_buckets_cover_gradients_and_stats_once(max_bytes, dtype):
 
 
 def test_hooks_tell_when_a_gradient_is_complete():
-    module = make()
+    module = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 16))
     flat = FlatParams(module, num_stats=1)
     ready = []
     flat.on_gradient(ready.append)
     module(torch.randn(2, 4)).sum().backward()
     assert sorted(ready) == [0, 1, 2, 3]
     assert set(ready[:2]) == {0, 1}, "the last layer's come first"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_weights_are_aligned_but_for_those_behind_odd_ones(dtype):
+    module = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 3), nn.Linear(3, 32)).to(dtype)
+    FlatParams(module, num_stats=3)
+    begin = {name: parameter.data_ptr() % 64 for name, parameter in module.named_parameters()}
+    multiples = [n for n, p in module.named_parameters() if not p.nbytes % 64]
+    assert not any(begin[name] for name in multiples)
+    assert {"0.weight", "0.bias", "1.weight"} >= set(multiples) - {"2.weight", "2.bias"}
+
+
+def test_several_modules_lie_apart():
+    module = build_module({"one": nn.Linear(3, 5), "other": nn.Linear(16, 16)})
+    flat = FlatParams(module, num_stats=3)
+    for part in module.values():
+        own = flat.grads_of(list(part.parameters()))
+        assert own.numel() == sum(p.numel() for p in part.parameters())
 
 
 def test_tied_parameters_are_one():

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
 
 from sparkdml.comm import arguments
-from sparkdml.comm.base import Communicator, ReduceOp
+from sparkdml.comm.base import Communicator, ReduceOp, Work
 from sparkdml.comm.in_order import InOrder
 from sparkdml.comm.own_allreduce import OwnAllreduce, in_flat
-from sparkdml.comm.shared_memory.exchange import DTYPES, Exchange
+from sparkdml.comm.shared_memory.exchange import DTYPES, Exchange, Reduction
 from sparkdml.comm.shared_memory.hosts import find_host
 
 
@@ -20,7 +21,9 @@ class SharedMemoryCommunicator(OwnAllreduce):
 
     An allreduce under way is done when somebody waits for it: it is nothing but copying and adding
     by this rank's own core, which backward needs just as much, so a thread for it would only take
-    turns with backward.
+    turns with backward. But the others can read what this rank brings as soon as it is there: if
+    nothing else is under way, the beginning of a tensor is brought at once, and a rank that then
+    does something else before it waits keeps nobody waiting.
     """
 
     topology = "shared-memory"
@@ -41,8 +44,30 @@ class SharedMemoryCommunicator(OwnAllreduce):
     def takes(self, tensor: Tensor) -> bool:
         return tensor.dtype in DTYPES and tensor.device.type == "cpu"
 
+    def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
+        return self.repeated(tensor, op)()
+
+    def repeated(self, tensor: Tensor, op: ReduceOp = "sum") -> Callable[[], Work]:
+        arguments.check_reduction(tensor, op)
+        is_plain = tensor.is_contiguous() and tensor.numel() > 0 and op != "mean"
+        if not (is_plain and self.takes(tensor)):
+            return partial(super().allreduce_async_, tensor, op)
+        reduction = Reduction(self._exchange, tensor.detach().view(-1), op)
+
+        def finish() -> None:
+            self.traffic.sent(reduction.num_bytes)  # once, for all the others to read
+            reduction.finish()
+
+        def begin() -> Work:
+            self._check_open()
+            if self._order.is_idle:
+                reduction.begin()
+            return self._order.begin(finish)
+
+        return begin
+
     def _reduce_flat_(self, flat: Tensor, op: ReduceOp) -> None:
-        self.traffic.sent(flat.nbytes)  # once, for all the others to read
+        self.traffic.sent(flat.nbytes)
         self._exchange.reduce_(flat, op)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:

@@ -62,7 +62,7 @@ class Exchange:
     """One rank's view of a segment in which the `size` ranks of a host meet."""
 
     def __init__(self, segment: Segment, rank: int, size: int, check: Callable[[], None]) -> None:
-        self._segment, self._rank, self._size = segment, rank, size
+        self._segment, self._rank, self.size = segment, rank, size
         self._signals = Signals(segment.address, rank, size, segment.has_left, check)
         self._turn = 0
         self._views: dict[tuple[torch.dtype, int, int], list[Tensor]] = {}
@@ -89,60 +89,48 @@ class Exchange:
 
     def reduce_(self, flat: Tensor, op: str) -> None:
         """Every rank's tensor of the same length, dtype and op; flat, contiguous, not empty."""
-        note, combine = self._note_of(flat, op), _COMBINE[op]
-        chunks: tuple[Tensor, ...] = (flat,)
-        if flat.nbytes > CHUNK_BYTES:
-            chunks = torch.split(flat, CHUNK_BYTES // flat.itemsize)
-        if self._size > 2 and flat.nbytes >= PARTS_BYTES:
-            for chunk in chunks:
-                self._reduce_by_parts(chunk, self._bring(chunk, note), note, combine)
-            return
-        turn = self._bring(chunks[0], note)
-        for chunk, following in zip_longest(chunks, chunks[1:]):
-            next_turn = turn if following is None else self._bring(following, note)
-            self._reduce_whole(chunk, turn, note, combine)
-            turn = next_turn
+        Reduction(self, flat, op).finish()
 
     def broadcast_(self, flat: Tensor, root: int) -> None:
-        note = self._note_of(flat, "broadcast")
+        note = note_of(flat, "broadcast")
         for chunk in torch.split(flat, CHUNK_BYTES // flat.itemsize):
-            turn = self._bring(chunk if self._rank == root else None, note)
+            turn = self.bring(chunk if self._rank == root else None, note)
             self._meet(turn, note)
             if self._rank != root:
                 ctypes.memmove(chunk.data_ptr(), self._addresses[root][turn], chunk.nbytes)
 
-    def _bring(self, chunk: Tensor | None, note: int) -> int:
+    def bring(self, chunk: Tensor | None, note: int) -> int:
         """Put it into this rank's place, and say so; returns which of everybody's places it is."""
         turn = self._turn
         self._turn = (turn + 1) % _TURNS
         if chunk is not None:
             place = self._addresses[self._rank][turn]
             ctypes.memmove(place, chunk.data_ptr(), chunk.nbytes)
-        self._notes[turn * self._size + self._rank] = note
+        self._notes[turn * self.size + self._rank] = note
         self._signals.tell()
         return turn
 
     def _meet(self, turn: int, note: int) -> None:
         """Until everybody has brought the same."""
         self._signals.wait_for_all()
-        notes, first = self._notes, turn * self._size
-        for other in range(self._size):
+        notes, first = self._notes, turn * self.size
+        for other in range(self.size):
             if notes[first + other] != note:
-                self._refuse([notes[first + rank] for rank in range(self._size)])
+                self._refuse([notes[first + rank] for rank in range(self.size)])
 
-    def _reduce_whole(self, chunk: Tensor, turn: int, note: int, combine: Combine) -> None:
+    def add_whole(self, chunk: Tensor, turn: int, note: int, combine: Combine) -> None:
         self._meet(turn, note)
         places = self._places_of(chunk.dtype, chunk.numel(), turn)
-        if self._size == 2:  # this rank's own is still in the chunk itself, and in its cache
+        if self.size == 2:  # this rank's own is still in the chunk itself, and in its cache
             combine(chunk, places[1 - self._rank], out=chunk)
         else:
             _combine_all(places, combine, chunk)
 
-    def _reduce_by_parts(self, chunk: Tensor, turn: int, note: int, combine: Combine) -> None:
+    def add_by_parts(self, chunk: Tensor, turn: int, note: int, combine: Combine) -> None:
         self._meet(turn, note)
-        sums = self._sums.view(chunk.dtype)[: chunk.numel()].tensor_split(self._size)
+        sums = self._sums.view(chunk.dtype)[: chunk.numel()].tensor_split(self.size)
         places = self._places_of(chunk.dtype, chunk.numel(), turn)
-        own = [place.tensor_split(self._size)[self._rank] for place in places]
+        own = [place.tensor_split(self.size)[self._rank] for place in places]
         _combine_all(own, combine, sums[self._rank])
         # Nobody writes here again before all have come to the next meeting, and so have read it.
         self._signals.meet()
@@ -155,15 +143,9 @@ class Exchange:
         if views is None:
             if len(self._views) >= MAX_KEPT_VIEWS:
                 self._views.clear()
-            places = self._places[turn : _TURNS * self._size : _TURNS]
+            places = self._places[turn : _TURNS * self.size : _TURNS]
             views = self._views[key] = [place.view(dtype)[:count] for place in places]
         return views
-
-    @staticmethod
-    def _note_of(flat: Tensor, call: str) -> int:
-        """What is being done, in one number: all ranks must do the same."""
-        kind = DTYPES.index(flat.dtype) * len(_CALLS) + _CALLS.index(call)
-        return flat.numel() * len(DTYPES) * len(_CALLS) + kind
 
     def _refuse(self, notes: Sequence[int]) -> None:
         calls = ", ".join(f"rank {rank}: {_read_note(note)}" for rank, note in enumerate(notes))
@@ -173,10 +155,49 @@ class Exchange:
         self._segment.close()
 
 
+class Reduction:
+    """What is to be known of a tensor to reduce it, once or again and again."""
+
+    def __init__(self, exchange: Exchange, flat: Tensor, op: str) -> None:
+        self._exchange, self._combine = exchange, _COMBINE[op]
+        self._note = note_of(flat, op)
+        self.num_bytes = flat.nbytes
+        self._chunks: tuple[Tensor, ...] = (flat,)
+        if flat.nbytes > CHUNK_BYTES:
+            self._chunks = torch.split(flat, CHUNK_BYTES // flat.itemsize)
+        self._by_parts = exchange.size > 2 and flat.nbytes >= PARTS_BYTES
+        self._begun: int | None = None
+
+    def begin(self) -> None:
+        """Bring the first chunk now, for the others to read; nothing else may be under way."""
+        self._begun = self._exchange.bring(self._chunks[0], self._note)
+
+    def finish(self) -> None:
+        exchange, note, combine = self._exchange, self._note, self._combine
+        if self._begun is None:
+            self.begin()
+        assert self._begun is not None
+        turn, self._begun = self._begun, None
+        for chunk, following in zip_longest(self._chunks, self._chunks[1:]):
+            if self._by_parts:
+                exchange.add_by_parts(chunk, turn, note, combine)
+                turn = turn if following is None else exchange.bring(following, note)
+            else:
+                next_turn = turn if following is None else exchange.bring(following, note)
+                exchange.add_whole(chunk, turn, note, combine)
+                turn = next_turn
+
+
 def _combine_all(tensors: Sequence[Tensor], combine: Combine, out: Tensor) -> None:
     combine(tensors[0], tensors[1], out=out)
     for tensor in tensors[2:]:
         combine(out, tensor, out=out)
+
+
+def note_of(flat: Tensor, call: str) -> int:
+    """What is being done, in one number: all ranks must do the same."""
+    kind = DTYPES.index(flat.dtype) * len(_CALLS) + _CALLS.index(call)
+    return flat.numel() * len(DTYPES) * len(_CALLS) + kind
 
 
 def _read_note(note: int) -> str:

@@ -1,0 +1,188 @@
+"""Train on processes: a strategy's whole loop over a real backend, without Spark.
+
+As `train_on_threads`, so that the contract suite of strategies runs over torch.distributed and
+Horovod, too. What a strategy keeps at the driver, its desk, stays here and is asked over a socket.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+from sparkdml.comm.base import Communicator
+from sparkdml.errors import CommunicationError
+from sparkdml.runtime.desk import Desk, Peer
+from sparkdml.runtime.endpoint import Endpoint
+from sparkdml.runtime.link import is_effect
+from sparkdml.runtime.wire import Message, Wire
+from sparkdml.strategies.base import Strategy
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, Saved
+from sparkdml.testing.rank_processes import RankProcesses
+from sparkdml.testing.threads import Rows, Seats
+from sparkdml.training.callbacks import Callback
+from sparkdml.training.task import TaskPlan
+from sparkdml.training.training import Schedule
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is left of a rank's `Training` once its process is done with it."""
+
+    module: nn.Module
+    history: list[dict[str, float]]
+    step: int
+    stopped: str | None
+
+    @property
+    def task(self) -> SimpleNamespace:
+        return SimpleNamespace(module=self.module)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank ended, and what it had saved by then."""
+
+    trained: Trained | None
+    error: Exception | None
+    is_effect: bool  # whether the error follows from another rank's
+    saved: list[Saved]
+
+
+class ProcessTrainer:
+    """Called as `train_on_threads` is. Its processes stay for the next call of as many ranks."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._processes: dict[int, RankProcesses] = {}
+
+    def __call__(
+        self,
+        strategy_of: Callable[[], Strategy],
+        plan: TaskPlan,
+        schedule: Schedule,
+        parts: Sequence[Rows],
+        held_out: Sequence[Rows] | None = None,
+        callbacks: Sequence[Callback] | Callable[[], Sequence[Callback]] = (),
+        seed: int = 0,
+        checkpoints: MemoryCheckpoints | None = None,
+    ) -> list[Trained]:
+        resumed = None if checkpoints is None else checkpoints.newest
+        seats = Seats(
+            strategy_of, plan, schedule, parts, held_out, callbacks, seed, resumed=resumed
+        )
+        every = None if checkpoints is None else checkpoints.every
+        with served(strategy_of().desk(len(parts))) as place:
+            outcomes = self._run(seats, every, place)
+        for saved in (saved for outcome in outcomes for saved in outcome.saved):
+            assert checkpoints is not None
+            checkpoints.take_in(saved)
+        # What went wrong comes first, then what the others noticed of it.
+        for outcome in sorted(outcomes, key=lambda outcome: outcome.is_effect):
+            if outcome.error is not None:
+                raise outcome.error
+        return [outcome.trained for outcome in outcomes if outcome.trained][: len(parts)]
+
+    def _run(self, seats: Seats, every: int | None, place: DeskPlace) -> list[Outcome]:
+        count = seats.count
+        processes = self._processes.get(count)
+        if processes is None:
+            processes = RankProcesses(self._backend, count, patience_seconds=30.0)
+            self._processes[count] = processes
+        # Bytes: torch would send tensors by handles on memory that belongs to this process.
+        told = processes.run(train_seat, pickle.dumps(seats), every, place)
+        outcomes: list[Outcome] = [pickle.loads(one) for one in told]
+        if any(outcome.error for outcome in outcomes):  # their communicators are aborted
+            processes.stop()
+        return outcomes
+
+    def close(self) -> None:
+        for processes in self._processes.values():
+            processes.stop()
+        self._processes.clear()
+
+
+def train_seat(
+    gang: Communicator, seats_pickled: bytes, every: int | None, place: DeskPlace
+) -> bytes:
+    """In every rank: an `Outcome`, pickled."""
+    seats: Seats = pickle.loads(seats_pickled)
+    checkpoints = None if every is None else MemoryCheckpoints(every)
+    seats = replace(seats, checkpoints=checkpoints, desk=RemoteDesk(place))
+    trained, error = None, None
+    try:
+        training = seats.train(gang)
+        trained = Trained(training.task.module, training.history, training.step, training.stopped)
+    except Exception as raised:
+        gang.abort()  # nobody waits for this rank
+        error = raised
+    saved = [] if checkpoints is None else checkpoints.all()
+    return pickle.dumps(Outcome(trained, error, error is not None and is_effect(error), saved))
+
+
+# -- the desk -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeskPlace:
+    """Where it can be asked."""
+
+    port: int
+    token: str
+
+
+@contextmanager
+def served(desk: Desk | None) -> Iterator[DeskPlace]:
+    """By the driver's own endpoint, as in a cluster."""
+
+    def answer(rank: int, message: Message) -> Any:
+        assert desk is not None, "the strategy has no desk"
+        return desk.answer(Peer("worker", rank, 0, "here"), message["about"], message["fields"])
+
+    token = secrets.token_hex()
+    endpoint = Endpoint("127.0.0.1", token, 60.0, lambda rank, event: None, answer)
+    try:
+        yield DeskPlace(endpoint.port, token)
+    finally:
+        endpoint.close()
+
+
+class RemoteDesk:
+    """The desk as a rank's process sees it; it connects when it is first asked."""
+
+    def __init__(self, place: DeskPlace) -> None:
+        self._place = place
+        self._wire: Wire | None = None
+        self._asking = threading.Lock()
+
+    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+        with self._asking:
+            if self._wire is None:
+                self._wire = self._connect(peer)
+            self._wire.send(
+                {"type": "ask", "what": "desk", "number": 1, "about": about, "fields": fields}
+            )
+            answer = self._wire.receive()
+        if answer is None:
+            raise CommunicationError("the desk is closed: the run has failed elsewhere")
+        return answer["answer"]
+
+    def _connect(self, peer: Peer) -> Wire:
+        wire = Wire.connect("127.0.0.1", self._place.port, timeout_seconds=10)
+        named = {"rank": peer.rank, "host": peer.host, "pid": os.getpid(), "role": peer.role}
+        wire.send({"token": self._place.token, **named})
+        return wire
+
+    def came(self, peer: Peer) -> None:
+        """Nobody comes late here."""
+
+    def went(self, peer: Peer, outcome: str) -> None:
+        """Nor comes back."""
