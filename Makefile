@@ -21,7 +21,7 @@ demo: setup ## train on handwritten digits: 2 workers on local Spark
 test: setup ## the ordinary tests; ARGS="tests/cli -k doctor" chooses
 	@$(RUN) pytest -m "not slow" $(ARGS)
 
-test-slow: setup ## the tests that take longer, with a browser, Gradle and an MLflow server
+test-slow: setup ## the tests that take longer, with a browser, Gradle, MPI and an MLflow server
 	@VENV=$(VENV) scripts/setup-slow.sh
 	@SPARKDML_MLFLOW=$(abspath $(VENV))/mlflow-server/bin/mlflow $(RUN) pytest -m slow $(ARGS)
 

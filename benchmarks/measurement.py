@@ -10,6 +10,8 @@ FIRST_STEP = "first step"  # from the call to the end of the slowest rank's firs
 LOAD = "load"  # reading Parquet into memory, where the contender does that before its loop
 FIRST_EPOCH = "first epoch"
 LATER_EPOCHS = "later epochs"  # the median of the second epoch and later
+# The same, had the ranks waited for each other after every step: what a free agreement would take.
+IN_STEP = "later epochs, in step"
 EPOCH_METRICS = (FIRST_EPOCH, LATER_EPOCHS)
 
 

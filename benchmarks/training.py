@@ -9,7 +9,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ class RankResult:
     epoch_seconds: list[float]
     rows: int
     loss_sum: float
+    step_seconds: list[list[float]] = field(default_factory=list)  # of each epoch's steps
 
 
 def shuffled_batches(features: Tensor, labels: Tensor, batch_size: int, rank: int) -> Batches:
@@ -53,11 +55,12 @@ def run_epochs(
 ) -> RankResult:
     criterion = nn.CrossEntropyLoss()
     first_step_at = 0.0
-    epoch_seconds = []
+    epoch_seconds, step_seconds = [], []
     rows, loss_sum = 0, torch.zeros(())
     for epoch in range(epochs):
         rows, loss_sum = 0, torch.zeros(())
         start = time.monotonic()
+        ends = [start]
         for features, labels in batches(epoch):
             optimizer.zero_grad()
             loss = criterion(model(features), labels)
@@ -66,8 +69,21 @@ def run_epochs(
             first_step_at = first_step_at or time.monotonic()
             rows += len(labels)
             loss_sum += loss.detach() * len(labels)
+            ends.append(time.monotonic())
         epoch_seconds.append(time.monotonic() - start)
-    return RankResult(load_seconds, first_step_at, epoch_seconds, rows, float(loss_sum))
+        step_seconds.append([end - begin for begin, end in pairwise(ends)])
+    loss_total = float(loss_sum)
+    return RankResult(load_seconds, first_step_at, epoch_seconds, rows, loss_total, step_seconds)
+
+
+def in_step(ranks: Sequence[RankResult]) -> list[float]:
+    """How long each epoch would have taken, had nobody begun a step before all were done with one.
+
+    A machine's hiccups strike one rank now, another then. Whoever agrees after every step pays for
+    all of them, even if the agreement itself cost nothing.
+    """
+    by_epoch = zip(*(rank.step_seconds for rank in ranks), strict=True)
+    return [sum(map(max, zip_longest(*steps, fillvalue=0.0))) for steps in by_epoch]
 
 
 def combine(

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What only the slow tests need, on top of setup.sh: a Chromium with Playwright, Gradle, an MLflow
-# server. What can't be had is named with its fix, and the tests that need it skip with a reason.
+# What only the slow tests need, on top of setup.sh: a Chromium with Playwright, Gradle, Open MPI, an
+# MLflow server. What can't be had is named with its fix, and the tests that need it skip with a
+# reason.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/apt.sh
@@ -15,6 +16,10 @@ need() { # command, package
 
 need chromium chromium
 need gradle gradle
+need ompi-server openmpi-bin
+"$venv/bin/python" -c 'import mpi4py' 2>/dev/null ||
+    "$venv/bin/python" -m pip install -q 'mpi4py>=4' ||
+    echo "setup: no mpi4py, so the tests of MPI skip. Fix: pip install mpi4py" >&2
 "$venv/bin/python" -c 'import playwright' 2>/dev/null ||
     "$venv/bin/python" -m pip install -q 'playwright>=1.49' ||
     echo "setup: no Playwright, so the browser tests skip. Fix: pip install playwright" >&2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +14,8 @@ from torch import Tensor
 import sparkdml as dml
 from benchmarks.contenders.base import Bench, Contender
 from benchmarks.contenders.sparkdml_fit import SHUFFLE
-from benchmarks.measurement import EPOCH_METRICS, Measurement
-from benchmarks.training import RankResult, as_seconds, merge, run_epochs
+from benchmarks.measurement import EPOCH_METRICS, IN_STEP, Measurement
+from benchmarks.training import RankResult, as_seconds, in_step, merge, run_epochs
 from benchmarks.workloads import SEED, WORKERS, Training, Workload, ensure_data, make_model
 
 
@@ -39,6 +40,8 @@ class FeedLimit(Contender):
         measured = as_seconds(merge(ranks), called_at)
         # It ends with as many models as workers, so only its loop can be compared.
         loop = {name: measured.seconds[name] for name in EPOCH_METRICS if name in measured.seconds}
+        if workload.epochs > 1:
+            loop[IN_STEP] = statistics.median(in_step(ranks)[1:])
         return replace(measured, seconds=loop)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.training import RankResult, in_step
 from benchmarks.workloads import (
     FULL,
     W1,
@@ -60,3 +61,11 @@ def test_workloads_survive_the_way_to_another_process() -> None:
     for workload in FULL.values():
         assert type(workload).from_json(workload.to_json()) == workload
     assert isinstance(W4, Allreduce)
+
+
+def test_an_epoch_in_step_is_the_sum_of_the_slower_ranks_steps() -> None:
+    def rank(*steps: float) -> RankResult:
+        return RankResult(0.0, 0.0, [sum(steps)], 0, 0.0, [list(steps)])
+
+    assert in_step([rank(1, 3, 1), rank(2, 1, 1)]) == [2 + 3 + 1]
+    assert in_step([rank(1, 1), rank(1, 1, 1)]) == [3]  # one has a batch more

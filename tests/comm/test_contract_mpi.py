@@ -16,7 +16,10 @@ from sparkdml.errors import CommunicationError
 from sparkdml.testing.communicator_contract import CommunicatorContract, OnEveryRank
 from sparkdml.testing.rank_processes import RankProcesses
 
-pytestmark = pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi()))
+pytestmark = [
+    pytest.mark.slow,  # `make test-slow` installs Open MPI where it can
+    pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi())),
+]
 
 
 @pytest.fixture(autouse=True)
