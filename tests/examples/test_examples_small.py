@@ -85,6 +85,7 @@ def test_shakespeare_cuts_overlapping_pieces() -> None:
     assert pieces[0][-1] == pieces[1][0]
 
 
+@pytest.mark.slow
 def test_pipeline(spark: SparkSession) -> None:
     example = load_example("pipeline.py")
     chosen = example.choose(example.make_rows(spark, 360).cache())

@@ -70,6 +70,7 @@ def run_centred(x, y, max_rounds=None, **options):
     return run_workers(2, work)[0]
 
 
+@pytest.mark.slow
 def test_drawing_by_movement_needs_fewer_updates_than_drawing_by_chance():
     x, y = make_rows()
     dynamic, random = (run_centred(x, y, alpha=0.05, dynamic=d) for d in (True, False))

@@ -39,6 +39,7 @@ def fit(num_workers, document, word, **options):
     return run_workers(num_workers, work)
 
 
+@pytest.mark.slow
 def test_its_topics_foretell_as_well_as_scikit_learns():
     document, word, true = make_corpus(120)
     shown, hidden = split_documents(*make_corpus(60, seed=1)[:2])

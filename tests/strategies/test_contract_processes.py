@@ -16,7 +16,13 @@ import pytest
 from sparkdml.comm.backends import why_no_horovod
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.processes import ProcessTrainer
-from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, assert_alike
+from sparkdml.testing.strategy_contract import (
+    BATCH,
+    Case,
+    StrategyContract,
+    assert_alike,
+    slowly,
+)
 from sparkdml.testing.threads import Rows, train_on_threads
 from sparkdml.training.training import Schedule
 
@@ -58,7 +64,14 @@ def parts_of_two() -> list[Rows]:
     return cut(digits(60), [38, 22])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in BY_CHANCE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        slowly(name) if name == "LayeredSGD" else name  # which has processes more to start
+        for name in CASES
+        if name not in BY_CHANCE
+    ],
+)
 class TestProcesses(OnProcesses):
     def test_processes_equal_threads(self, trainer: ProcessTrainer, name: str) -> None:
         run = (CASES[name].make, digits_plan(lr=0.1), Schedule(2, BATCH), parts_of_two())

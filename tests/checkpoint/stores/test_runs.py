@@ -47,6 +47,7 @@ def test_s3_with_the_credentials_of_sparks_hadoop_configuration(
     assert any("manifest.json" in name for name in s3.client().find(bucket))
 
 
+@pytest.mark.slow
 def test_through_the_drivers_hadoop(
     spark: Any, rows: Any, uninterrupted: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -67,6 +67,7 @@ def test_kept_up_to_date_during_the_run(tmp_path: Path) -> None:
     timeline.close()
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_a_valid_trace(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     script = textwrap.dedent(
