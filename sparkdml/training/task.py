@@ -100,9 +100,9 @@ class Task:
 
     def apply(self, totals: Totals) -> None:
         """A step of each optimizer that has a loss, with the agreed sums made into means."""
-        weights = dict(zip(self.plan.loss_names, totals.weights, strict=True))
-        if not weights:
-            weights = {ONLY: totals.weight}
+        weights = {ONLY: totals.weight}
+        if self.plan.loss_names:
+            weights = dict(zip(self.plan.loss_names, totals.weights, strict=True))
         moving = [name for name, weight in weights.items() if weight]
         if not moving:
             return  # every row of the batch was ignored by the loss
