@@ -1,0 +1,147 @@
+"""W1's loop beside its limit, epoch by epoch in the same workers: `python benchmarks/loop.py`.
+
+A machine whose speed changes from minute to minute can't compare runs that lie minutes apart, as
+those of `collectives.py` do. Here every epoch of a `fit` is preceded by one without communication,
+and one through torch's DDP, in the same processes and on the same rows, so that what is divided by
+each other was measured within a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # run by its path: the repository isn't on the path yet
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import Tensor, nn
+
+import sparkdml as dml
+from benchmarks.ratios import Spread
+from benchmarks.session import prepare_environment, start_session
+from benchmarks.training import RankResult, in_step, run_epochs
+from benchmarks.workloads import SEED, W1, WORKERS, Training, ensure_data, make_model
+
+RESULTS = Path(__file__).resolve().parent / "results"
+ALONE, IN_STEP, DDP, OURS = "no communication", "in step", "DDP", "sparkdml"
+TITLES = {
+    OURS: "**sparkdml, shared memory**",
+    DDP: "torch's DDP on gloo, with the same feed",
+    IN_STEP: "no communication, had the ranks waited for each other after every step",
+    ALONE: "no communication: the limit",
+}
+
+
+@dataclass
+class Beside(dml.Callback):
+    """In each worker: trains two other models beside the estimator's, an epoch of each in turn."""
+
+    workload: Training
+    _models: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = field(default_factory=dict)
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _began: float = 0.0
+
+    def on_epoch_start(self, training: Any) -> None:
+        number = training.epoch.number
+        if number > 0:  # the first is read from Spark's stream, which comes but once
+            alone = self._train(ALONE, training, number)
+            everybody = _gather(training, alone.step_seconds[0])
+            ranks = [replace(alone, step_seconds=[steps]) for steps in everybody]
+            self._seconds[ALONE] = _slowest(training, alone.epoch_seconds[0])
+            self._seconds[IN_STEP] = in_step(ranks)[0]
+            # DDP takes as many batches of every rank: in its favour, one may be left out.
+            ddp = self._train(DDP, training, number, min(map(len, everybody)))
+            self._seconds[DDP] = _slowest(training, ddp.epoch_seconds[0])
+        training.ctx.comm.barrier()
+        self._began = time.monotonic()
+
+    def on_epoch_end(self, training: Any, row: dict[str, float]) -> None:
+        self._seconds[OURS] = _slowest(training, time.monotonic() - self._began)
+        row.update(self._seconds)
+
+    def _train(
+        self, name: str, training: Any, number: int, num_batches: int | None = None
+    ) -> RankResult:
+        def batches(_: int) -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in islice(training.ctx.feed(self.workload.batch_size, number), num_batches):
+                yield batch["features"], batch["label"]
+
+        if name not in self._models:
+            module: nn.Module = make_model(self.workload)
+            if name == DDP:
+                module = nn.parallel.DistributedDataParallel(module)
+            optimizer = torch.optim.SGD(module.parameters(), lr=self.workload.learning_rate)
+            self._models[name] = module, optimizer
+        training.ctx.comm.barrier()
+        return run_epochs(*self._models[name], batches, epochs=1, load_seconds=0.0)
+
+
+def _slowest(training: Any, seconds: float) -> float:
+    return float(training.ctx.comm.allreduce_(torch.tensor([seconds]).double(), "max").item())
+
+
+def _gather(training: Any, seconds: Sequence[float]) -> list[list[float]]:
+    own = torch.tensor(seconds, dtype=torch.float64)
+    return [steps.tolist() for steps in training.ctx.comm.allgather(own)]
+
+
+def table(rows: Sequence[dict[str, float]]) -> str:
+    lines = [
+        f"| W1, {len(rows)} epochs of each in turn | s an epoch | as fast as the limit | as DDP |",
+        "|---|---|---|---|",
+    ]
+    for name, title in TITLES.items():
+        seconds = Spread.of([row[name] for row in rows])
+        ratios = [Spread.of([row[other] / row[name] for row in rows]) for other in (ALONE, DDP)]
+        assert seconds is not None
+        cells = [f"{seconds.median:.2f} ({seconds.low:.2f} to {seconds.high:.2f})"]
+        cells += [f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios if r is not None]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("benchmarks/loop.py", description=__doc__)
+    parser.add_argument("--epochs", type=int, default=20, help="of each, after the first")
+    parser.add_argument("--rows", type=int, default=W1.rows)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
+    options = parser.parse_args(argv)
+    if options.epochs < 1:
+        parser.error(f"--epochs must be at least 1 but got {options.epochs}")
+    prepare_environment()
+    work = replace(W1, rows=options.rows)
+    folder = str(ensure_data(work, options.results / "data"))
+    spark = start_session()
+    try:
+        fitted = dml.TorchEstimator(
+            model=partial(make_model, work),
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.SGD, lr=work.learning_rate),
+            batchSize=work.batch_size,
+            epochs=options.epochs + 1,
+            numWorkers=WORKERS,
+            seed=SEED,
+            strategy=dml.AllReduce(backend="torch", topology="shared-memory"),
+            callbacks=[Beside(work)],
+        ).fit(spark.read.parquet(folder))
+    finally:
+        spark.stop()
+    rows = [{name: row[name] for name in TITLES} for row in list(fitted.history)[1:]]
+    text = table(rows)
+    (options.results / "loop.md").write_text(text)
+    (options.results / "loop.json").write_text(json.dumps(rows, indent=2))
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
