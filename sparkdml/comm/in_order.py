@@ -47,7 +47,7 @@ class InOrder:
     @property
     def is_idle(self) -> bool:
         """Whether all that was begun is done, and nothing has failed."""
-        return not self._steps and self._failure is None
+        return not self._steps and not self._doing.locked() and self._failure is None
 
     def finish(self) -> None:
         """Do all that was begun."""

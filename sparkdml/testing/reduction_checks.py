@@ -95,6 +95,25 @@ def a_collective_may_run_while_an_allreduce_is_under_way(comm: Communicator) -> 
 
 
 @check
+def a_repeated_allreduce_reduces_what_is_there_each_time(comm: Communicator) -> None:
+    """One that is short, one of several chunks: begun together, and again in the other order."""
+    tensors = [torch.empty(100), torch.empty(700_000)]
+    begin = [comm.repeated(tensor) for tensor in tensors]
+    for turn, order in enumerate(([0, 1], [1, 0], [0], [1])):
+        for tensor in tensors:
+            tensor.copy_(of_rank(comm.rank, len(tensor)) + turn)
+        works = [begin[index]() for index in order]
+        for work in works:
+            work.wait()
+        for index in order:
+            count = len(tensors[index])
+            equal(tensors[index], reduced(comm.size, "sum", count) + turn * comm.size)
+    mean = torch.full((3, 2), float(comm.rank))
+    comm.repeated(mean.t(), "mean")().wait()
+    equal(mean, torch.full((3, 2), (comm.size - 1) / 2))
+
+
+@check
 def grouped_allreduce_reduces_each(comm: Communicator) -> None:
     tensors = [of_rank(comm.rank, 3), of_rank(comm.rank, 2, 2), of_rank(comm.rank)]
     comm.grouped_allreduce_(tensors)
