@@ -28,7 +28,6 @@ class TestHdfs(StoreContract):
         return lambda: HadoopStore(spark, url)
 
 
-@pytest.mark.slow
 class TestHadoopFtp(StoreContract):
     # Against this server Hadoop's FTP client stalls when several threads write at once, until the
     # server hangs up (421). HDFS and local files pass.
