@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import pickle
 import socket
 import threading
 import time
 import tracemalloc
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,11 +215,18 @@ def test_the_token_is_not_shown(server: RelayServer) -> None:
 def test_the_jvm_keeps_no_thread_for_each_operation(spark: SparkSession, tmp_path: Path) -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
+
+    def threads() -> Counter[str]:
+        alive = jvm.java.lang.Thread.getAllStackTraces().keySet().toArray()
+        return Counter(thread.getName() for thread in alive)
+
     with RelayServer(HadoopStore(spark, f"file://{tmp_path}/run"), "127.0.0.1", TOKEN) as server:
         store = place_of(server).open()
         store.write("state", [b"x"])
-        before = jvm.java.lang.Thread.activeCount()
+        before = threads()
         for _ in range(30):
             assert store.read("state") == b"x"
-        # Connections to the JVM go with the Python threads that had them, once those are collected.
-        until(lambda: gc.collect() >= 0 and jvm.java.lang.Thread.activeCount() < before + 10, 30)
+        deadline = time.monotonic() + 30
+        while (more := threads() - before).total() >= 10:
+            assert time.monotonic() < deadline, more
+            time.sleep(0.1)
