@@ -32,6 +32,8 @@ from sparkdml.training.callbacks import Callback
 from sparkdml.training.task import TaskPlan
 from sparkdml.training.training import Schedule
 
+MAX_GANGS = 2
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -58,11 +60,15 @@ class Outcome:
 
 
 class ProcessTrainer:
-    """Called as `train_on_threads` is. Its processes stay for the next call of as many ranks."""
+    """Called as `train_on_threads` is. Its processes stay for the next call of as many ranks.
+
+    Not for ever: Horovod's threads look for work all the time, and a few idle gangs of them leave
+    no core to the one that trains.
+    """
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._processes: dict[int, RankProcesses] = {}
+        self._gangs: list[RankProcesses] = []  # the one that was used last comes last
 
     def __call__(
         self,
@@ -92,11 +98,7 @@ class ProcessTrainer:
         return [outcome.trained for outcome in outcomes if outcome.trained][: len(parts)]
 
     def _run(self, seats: Seats, every: int | None, place: DeskPlace) -> list[Outcome]:
-        count = seats.count
-        processes = self._processes.get(count)
-        if processes is None:
-            processes = RankProcesses(self._backend, count, patience_seconds=30.0)
-            self._processes[count] = processes
+        processes = self._gang(seats.count)
         # Bytes: torch would send tensors by handles on memory that belongs to this process.
         told = processes.run(train_seat, pickle.dumps(seats), every, place)
         outcomes: list[Outcome] = [pickle.loads(one) for one in told]
@@ -104,10 +106,17 @@ class ProcessTrainer:
             processes.stop()
         return outcomes
 
+    def _gang(self, size: int) -> RankProcesses:
+        same = [gang for gang in self._gangs if gang.size == size]
+        gang = same[0] if same else RankProcesses(self._backend, size, patience_seconds=30.0)
+        self._gangs = [*(other for other in self._gangs if other is not gang), gang]
+        while len(self._gangs) > MAX_GANGS:
+            self._gangs.pop(0).stop()
+        return gang
+
     def close(self) -> None:
-        for processes in self._processes.values():
-            processes.stop()
-        self._processes.clear()
+        while self._gangs:
+            self._gangs.pop().stop()
 
 
 def train_seat(

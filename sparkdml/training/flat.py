@@ -60,6 +60,7 @@ class FlatParams:
         self.stats = (
             torch.zeros(num_stats, device=first.device) if self._apart else self._buffer[count:]
         )
+        self._wholes: list[tuple[slice, nn.Parameter]] = []
         start = 0
         for parameter in self.parameters:
             stop = start + parameter.numel()
@@ -77,9 +78,19 @@ class FlatParams:
             stop = start + parameter.numel()
             parameter.data = values[start:stop].view(parameter.shape)
             start = stop
+        for span, whole in self._wholes:
+            whole.data = values[span]
 
-    def grads_of(self, parameters: list[nn.Parameter]) -> Tensor:
-        """The gradients of some of the parameters that lie side by side, as those of a module."""
+    def whole_of(self, parameters: list[nn.Parameter]) -> nn.Parameter:
+        """One flat parameter in the place of some that lie side by side, in the same memory."""
+        span = self.span_of(parameters)
+        whole = nn.Parameter(self.values[span])
+        whole.grad = self.grads[span]
+        self._wholes.append((span, whole))
+        return whole
+
+    def span_of(self, parameters: list[nn.Parameter]) -> slice:
+        """Where some of the parameters lie, side by side, as those of a module do."""
         wanted = {id(parameter) for parameter in parameters}
         inside: list[tuple[int, int]] = []
         position = 0
@@ -89,7 +100,7 @@ class FlatParams:
             position += parameter.numel()
         start, stop = inside[0][0], inside[-1][1]
         assert stop - start == sum(b - a for a, b in inside), "they don't lie side by side"
-        return self.grads[start:stop]
+        return slice(start, stop)
 
     def zero(self) -> None:
         """Gradients and stats of nothing."""

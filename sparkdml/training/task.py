@@ -13,6 +13,7 @@ from sparkdml.errors import CheckpointError
 from sparkdml.feed.batch import Batch
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.training.flat import FlatParams
+from sparkdml.training.flat_step import flat_step
 from sparkdml.training.forward import Forward as Forward
 from sparkdml.training.modules import build_module as build_module
 from sparkdml.training.modules import compile_module
@@ -45,7 +46,13 @@ class Task:
         self.batch_norm_group: BatchNormGroup | None = None  # where it is over all ranks
         self.spans: NoSpans = NO_SPANS
         self._parameters = {name: self.optimizers.parameters(name) for name in self.optimizers}
-        self._grads = {name: self.params.grads_of(p) for name, p in self._parameters.items()}
+        self._grads = {
+            name: self.params.grads[self.params.span_of(p)] for name, p in self._parameters.items()
+        }
+        self._steps = {
+            name: flat_step(one, self.params, self._parameters[name])
+            for name, one in self.optimizers.items()
+        }
         self._remaining = 0
         self._checked = False
         compile_module(self.module, plan.compile)
@@ -121,7 +128,7 @@ class Task:
             if self.plan.clip_norm is not None:
                 grads = self._grads[name]
                 grads.mul_((self.plan.clip_norm / (grads.norm() + 1e-6)).clamp(max=1.0))
-            self.optimizers[name].step()
+            self._steps[name]()
 
     def state(self) -> State:
         """Parameters and optimizers; the buffers are the training's, which knows their weights."""

@@ -66,7 +66,7 @@ def test_several_modules_lie_apart():
     module = build_module({"one": nn.Linear(3, 5), "other": nn.Linear(16, 16)})
     flat = FlatParams(module, num_stats=3)
     for part in module.values():
-        own = flat.grads_of(list(part.parameters()))
+        own = flat.grads[flat.span_of(list(part.parameters()))]
         assert own.numel() == sum(p.numel() for p in part.parameters())
 
 
