@@ -2,8 +2,9 @@
 
 A machine whose speed changes from minute to minute can't compare runs that lie minutes apart, as
 those of `collectives.py` do. Here every epoch of a `fit` is preceded by one without communication,
-and one through torch's DDP, in the same processes and on the same rows, so that what is divided by
-each other was measured within a few seconds.
+one whose ranks do no more than meet in every step, and one through torch's DDP, in the same
+processes and on the same rows, so that what is divided by each other was measured within a few
+seconds.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from torch import Tensor, nn
 import sparkdml as dml
 from benchmarks.ratios import Spread
 from benchmarks.session import prepare_environment, start_session
-from benchmarks.training import RankResult, in_step, run_epochs
+from benchmarks.training import RankResult, run_epochs
 from benchmarks.workloads import SEED, W1, WORKERS, Training, ensure_data, make_model
+from sparkdml.comm.topologies.opening import open_topology
 
 RESULTS = Path(__file__).resolve().parent / "results"
-ALONE, IN_STEP, DDP, OURS = "no communication", "in step", "DDP", "sparkdml"
+ALONE, MEETING, DDP, OURS = "no communication", "meeting", "DDP", "sparkdml"
 TITLES = {
     OURS: "**sparkdml, shared memory**",
     DDP: "torch's DDP on gloo, with the same feed",
-    IN_STEP: "no communication, had the ranks waited for each other after every step",
+    MEETING: "no gradients exchanged: ranks sum up one number in every step, through shared memory",
     ALONE: "no communication: the limit",
 }
 
 
 @dataclass
 class Beside(dml.Callback):
-    """In each worker: trains two other models beside the estimator's, an epoch of each in turn."""
+    """In each worker: trains three models beside the estimator's, an epoch of each in turn."""
 
     workload: Training
     _models: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = field(default_factory=dict)
@@ -54,18 +56,19 @@ class Beside(dml.Callback):
         number = training.epoch.number
         if number > 0:  # the first is read from Spark's stream, which comes but once
             alone = self._train(ALONE, training, number)
-            everybody = _gather(training, alone.step_seconds[0])
-            ranks = [replace(alone, step_seconds=[steps]) for steps in everybody]
-            self._seconds[ALONE] = _slowest(training, alone.epoch_seconds[0])
-            self._seconds[IN_STEP] = in_step(ranks)[0]
-            # DDP takes as many batches of every rank: in its favour, one may be left out.
-            ddp = self._train(DDP, training, number, min(map(len, everybody)))
-            self._seconds[DDP] = _slowest(training, ddp.epoch_seconds[0])
+            # The others take as many batches of every rank: in their favour, one may be left out.
+            fewest = -_most(training, -len(alone.step_seconds[0]))
+            results = {ALONE: alone}
+            results |= {
+                name: self._train(name, training, number, int(fewest)) for name in (MEETING, DDP)
+            }
+            for name, result in results.items():
+                self._seconds[name] = _most(training, result.epoch_seconds[0])
         training.ctx.comm.barrier()
         self._began = time.monotonic()
 
     def on_epoch_end(self, training: Any, row: dict[str, float]) -> None:
-        self._seconds[OURS] = _slowest(training, time.monotonic() - self._began)
+        self._seconds[OURS] = _most(training, time.monotonic() - self._began)
         row.update(self._seconds)
 
     def _train(
@@ -80,28 +83,31 @@ class Beside(dml.Callback):
             if name == DDP:
                 module = nn.parallel.DistributedDataParallel(module)
             optimizer = torch.optim.SGD(module.parameters(), lr=self.workload.learning_rate)
+            if name == MEETING:
+                wire = open_topology("shared-memory", training.ctx.comm)
+                begin = wire.repeated(torch.zeros(1))
+                optimizer.register_step_pre_hook(lambda *_: begin().wait())
             self._models[name] = module, optimizer
         training.ctx.comm.barrier()
         return run_epochs(*self._models[name], batches, epochs=1, load_seconds=0.0)
 
 
-def _slowest(training: Any, seconds: float) -> float:
-    return float(training.ctx.comm.allreduce_(torch.tensor([seconds]).double(), "max").item())
-
-
-def _gather(training: Any, seconds: Sequence[float]) -> list[list[float]]:
-    own = torch.tensor(seconds, dtype=torch.float64)
-    return [steps.tolist() for steps in training.ctx.comm.allgather(own)]
+def _most(training: Any, number: float) -> float:
+    """The largest of all ranks'."""
+    return float(training.ctx.comm.allreduce_(torch.tensor([number]).double(), "max").item())
 
 
 def table(rows: Sequence[dict[str, float]]) -> str:
     lines = [
-        f"| W1, {len(rows)} epochs of each in turn | s an epoch | as fast as the limit | as DDP |",
-        "|---|---|---|---|",
+        f"| W1, {len(rows)} epochs of each in turn | s an epoch | as fast as the limit "
+        "| as who only meets | as DDP |",
+        "|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():
         seconds = Spread.of([row[name] for row in rows])
-        ratios = [Spread.of([row[other] / row[name] for row in rows]) for other in (ALONE, DDP)]
+        ratios = [
+            Spread.of([row[other] / row[name] for row in rows]) for other in (ALONE, MEETING, DDP)
+        ]
         assert seconds is not None
         cells = [f"{seconds.median:.2f} ({seconds.low:.2f} to {seconds.high:.2f})"]
         cells += [f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios if r is not None]

@@ -11,12 +11,19 @@ import pyarrow  # noqa: F401
 import pyspark.daemon
 import torch
 
-import sparkdml.runtime.worker  # noqa: F401
+import sparkdml.runtime.worker
 
 if __name__ == "__main__":
     # The first optimizer of a process imports it, which takes a second or more.
     import torch._dynamo  # noqa: F401
 
+    with contextlib.suppress(ImportError):  # pyarrow wants it for its first column, if it is there
+        import pandas  # noqa: F401
     with contextlib.suppress(ImportError):  # without Horovod, the torch backend serves
         import horovod.torch  # noqa: F401
+    # What a fit needs.
+    import sparkdml.comm.torch
+    import sparkdml.strategies.allreduce
+    import sparkdml.training.job  # noqa: F401
+
     pyspark.daemon.manager()

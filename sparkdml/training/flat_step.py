@@ -42,7 +42,8 @@ def flat_step(
     """What makes the optimizer's step over all its parameters, in one go where that is the same."""
     groups = [{id(parameter) for parameter in group["params"]} for group in optimizer.param_groups]
     if type(optimizer) in ELEMENTWISE and groups == [{id(parameter) for parameter in parameters}]:
-        return FlatStep(optimizer, params, parameters)
+        kind = FlatSGD if type(optimizer) is torch.optim.SGD else FlatStep
+        return kind(optimizer, params, parameters)
     return optimizer.step
 
 
@@ -87,9 +88,8 @@ class FlatStep:
             self._shared = None
             own.step()
             return
-        self._flat.param_groups = [{**settings, "params": [self._whole]}]
         with torch.no_grad():
-            self._make_step(self._flat)
+            self._update(settings)
         if is_scheduled:
             own._opt_called = True  # type: ignore[attr-defined]  # what schedulers wrap it for
         if self._shared is None:
@@ -97,6 +97,10 @@ class FlatStep:
                 self._share()
         elif self._scalars:
             torch._foreach_copy_(self._scalars, self._sources)
+
+    def _update(self, settings: dict[str, Any]) -> None:
+        self._flat.param_groups = [{**settings, "params": [self._whole]}]
+        self._make_step(self._flat)
 
     def _has_state(self) -> bool:
         """Whether the flat state is that of the parameters; made so if somebody changed theirs."""
@@ -136,6 +140,18 @@ class FlatStep:
         names = [name for name in SCALARS if name in flat]
         self._scalars = [theirs[p][name] for name in names for p in self._parameters]
         self._sources = [flat[name] for name in names for _ in self._parameters]
+
+
+class FlatSGD(FlatStep):
+    """Without momentum and the like a step is one addition, and shorter than torch's way to it."""
+
+    def _update(self, settings: dict[str, Any]) -> None:
+        rate, grad = settings["lr"], self._whole.grad
+        is_more = settings["momentum"] or settings["weight_decay"] or settings["maximize"]
+        if is_more or isinstance(rate, Tensor) or grad is None:
+            super()._update(settings)
+        else:
+            self._whole.add_(grad, alpha=-rate)
 
 
 def _is_flat(name: str, value: Any) -> bool:
