@@ -161,8 +161,9 @@ def _is_flat(name: str, value: Any) -> bool:
 def _have_gone_together(states: list[dict[str, Any]]) -> bool:
     """Whether all parameters have made the same steps."""
     first = states[0]
+    kinds = {name: type(value) for name, value in first.items()}
     return all(
-        state.keys() == first.keys()
+        {name: type(value) for name, value in state.items()} == kinds
         and all(float(state[name]) == float(first[name]) for name in SCALARS if name in first)
         for state in states
     )

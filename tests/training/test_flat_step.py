@@ -185,6 +185,15 @@ def test_parameters_that_counted_differently_stay_apart() -> None:
     twins.train(3)
 
 
+def test_a_parameter_that_has_not_begun_stays_apart() -> None:
+    twins = Twins(SETTINGS["momentum"])
+    twins.train(2)
+    for optimizer, module in zip(twins, (twins.flat, twins.plain), strict=True):
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.state[module.scale]["momentum_buffer"] = None
+    twins.train(3)
+
+
 def test_it_follows_parameters_to_another_buffer(twins: Twins) -> None:
     twins.train(2)
     twins.params.lay_in(twins.params.values.clone())
