@@ -68,6 +68,7 @@ def run_driver(folder, step):
             **QUICK_JVM,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(local),
+            "TMPDIR": str(local),  # who is killed can't remove what it has there
             "PYSPARK_PYTHON": sys.executable,
         },
         capture_output=True,
