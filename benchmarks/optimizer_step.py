@@ -1,7 +1,7 @@
 """Optimizers' steps over the flat buffer beside torch's own: `python benchmarks/optimizer_step.py`.
 
 Both take turns after the same backward pass, as in a training loop: a step that is repeated by
-itself finds all that it needs in the caches, and takes half the time.
+itself finds all that it needs in the caches, as no training does.
 """
 
 from __future__ import annotations

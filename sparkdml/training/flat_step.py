@@ -85,7 +85,7 @@ class FlatStep:
             or settings.get("differentiable")
             or not self._has_state()
         ):
-            self._shared = None
+            self._forget()
             own.step()
             return
         with torch.no_grad():
@@ -107,8 +107,7 @@ class FlatStep:
         theirs = self._optimizer.state
         if theirs.get(self._first) is self._shared:
             return True
-        self._shared, self._scalars = None, []
-        self._flat.state.clear()
+        self._forget()
         states = [theirs.get(parameter) or {} for parameter in self._parameters]
         if not any(states):
             return True  # cleared, or not begun
@@ -122,6 +121,11 @@ class FlatStep:
                 flat[name] = copy.deepcopy(value)
         self._share()
         return True
+
+    def _forget(self) -> None:
+        """The parameters have states of their own; they are looked at anew before the next step."""
+        self._shared, self._scalars = None, []
+        self._flat.state.clear()
 
     def _share(self) -> None:
         """The parameters' states are views into the flat one from now on, and copies of scalars."""

@@ -175,6 +175,17 @@ def test_a_state_that_was_cleared_begins_anew(name: str) -> None:
     twins.train(2)
 
 
+def test_a_state_that_was_cleared_after_a_hooks_step_begins_anew() -> None:
+    twins = Twins(torch.optim.Adam)
+    twins.train(2)
+    hook = twins.optimizer.register_step_post_hook(lambda *_: None)
+    twins.train(1)
+    hook.remove()
+    for optimizer in twins:
+        optimizer.state.clear()
+    twins.train(2)
+
+
 def test_parameters_that_counted_differently_stay_apart() -> None:
     twins = Twins(torch.optim.Adam)
     twins.train(2)
