@@ -186,7 +186,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         )
         strategy.check(job)
         check_run(job.task, module, job.callbacks, strategy, job.schedule.validates)
-        return Fit(
+        fit = Fit(
             spark=spark,
             dataset=dataset,
             module=module,
@@ -210,6 +210,8 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
                 name=f"sparkdml: fit {type(module).__name__}",
             ),
         )
+        fit.check(self.value("checkpoint"))
+        return fit
 
     def _build_module(self) -> nn.Module:
         """The module at the driver: finds out most mistakes before any job."""

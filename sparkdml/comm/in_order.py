@@ -38,6 +38,7 @@ class InOrder:
         self._steps: deque[Step] = deque()
         self._doing = threading.Lock()
         self._failure: str | None = None
+        self._untold: BaseException | None = None  # the failure itself, if nobody has raised it
 
     def begin(self, run: Callable[[], None]) -> Step:
         step = Step(self, run)
@@ -68,8 +69,12 @@ class InOrder:
                 self._try(self._steps.popleft().do)
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise CommunicationError(self._failure)
+        if self._failure is None:
+            return
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+        raise CommunicationError(self._failure)
 
     def _try(self, run: Callable[[], None]) -> None:
         self._check()
@@ -105,10 +110,15 @@ class InOrderOnThread(InOrder):
     def _work(self) -> None:
         while self._failure is None:
             self._more.acquire()
-            try:
-                self.do_next()
-            except BaseException:
-                return  # kept: whoever waits will raise it
+            with self._doing:
+                if self._failure is not None or not self._steps:
+                    continue
+                try:
+                    self._try(self._steps.popleft().do)
+                except BaseException as error:
+                    # Raised by the first to wait: it is this rank's own fault that is to be told,
+                    # not just that something has failed.
+                    self._untold = error
 
     def close(self, patience_seconds: float = 10.0) -> None:
         super().close()

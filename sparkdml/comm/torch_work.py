@@ -20,14 +20,23 @@ class TorchWork:
         self._work, self._alarm = work, alarm
 
     def wait(self) -> None:
-        while True:
-            try:
-                self._work.wait(_LOOK_EVERY)
-                return
-            except RuntimeError as error:
-                if self._work.is_completed():
-                    raise failed(error, self._alarm) from error
+        while not self._is_done():
             self._alarm.check()
+
+    def _is_done(self) -> bool:
+        try:
+            self._work.wait(_LOOK_EVERY)
+            return True
+        except RuntimeError:
+            if not self._work.is_completed():
+                return False
+        # That may have been the time-out, with the work done a moment later: what became of it is
+        # what it says now.
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise failed(error, self._alarm) from error
+        return True
 
 
 class PlainWork:

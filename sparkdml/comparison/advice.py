@@ -6,6 +6,7 @@ import html
 import math
 from dataclasses import dataclass
 
+from sparkdml.comm.shared_memory.communicator import SharedMemoryCommunicator
 from sparkdml.comparison.costs import Measured
 
 SHORT_SECONDS = 20.0  # a training that one process ends in this time needs no second one
@@ -43,10 +44,8 @@ class Advice:
         share = measured.communication_share(size)
         if share < LITTLE:
             return "AllReduce()"
-        if share < MUCH:
-            # Half the bytes where bytes take the time; fewer messages, or memory, where those do.
-            cheaper = "compression=dml.FP16()" if self._by_bytes else "topology='auto'"
-            return f"AllReduce({cheaper})"
+        if share < MUCH and self._by_bytes:
+            return "AllReduce(compression=dml.FP16())"
         return f"LocalSGD(steps={self.local_steps})"
 
     @property
@@ -58,8 +57,13 @@ class Advice:
 
     @property
     def _by_bytes(self) -> bool:
-        """Whether an allreduce spends its time on bytes rather than on messages."""
+        """Whether an allreduce spends its time on bytes that travel, rather than on messages.
+
+        In shared memory, making them fewer takes as long as adding them up.
+        """
         network, size = self.measured.network, self.measured.max_workers
+        if self.measured.topology == SharedMemoryCommunicator.topology:
+            return False
         return network.allreduce(size, 0.0) < 0.5 * self.measured.communication(size)
 
     def describe(self) -> list[str]:
@@ -76,7 +80,8 @@ class Advice:
         spent = measured.communication(size)
         sentences.append(
             f"Among {size} workers a step takes {_time(measured.step(size))}, and an allreduce of "
-            f"the {measured.model_bytes / 1e6:,.3g} MB of gradients {_time(spent)}: "
+            f"the {measured.model_bytes / 1e6:,.3g} MB of gradients ({measured.topology}) "
+            f"{_time(spent)}: "
             f"{measured.communication_share(size):.0%} of the time goes to communication, and an "
             f"epoch is {measured.speedup(size):.2g} times as fast as on one worker."
         )

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from sparkdml.comm.topologies.opening import open_topology
 from sparkdml.comparison.advice import Advice
 from sparkdml.comparison.costs import Measured, Network
-from sparkdml.errors import ParameterError
+from sparkdml.errors import DataError, ParameterError
+from sparkdml.runtime.context import NO_ROWS
 from sparkdml.runtime.driver import launch
+from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.training.task import Task, TaskPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkdml.comm.base import Communicator
     from sparkdml.estimator import TorchEstimator
     from sparkdml.runtime.context import Context
     from sparkdml.training.fit import Fit
@@ -33,10 +37,11 @@ class Found:
 
     rows: int
     read: float
-    step: float | None  # None without rows
-    small: float
-    large: float
+    step: float | None  # None without a batch
+    small: float  # an allreduce of one number, by what `AllReduce` would use
+    large: float  # of all gradients
     model_bytes: int
+    topology: str = "native"  # what was used
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,9 @@ class Probe:
     """In every worker: read the rows, make some steps, reduce some tensors. Nothing is kept."""
 
     task: TaskPlan
-    batch_size: int
+    batch_size: int  # the rows of a step
     steps: int
+    topology: str  # as `AllReduce` is given it
 
     def __call__(self, ctx: Context) -> Found:
         began = time.perf_counter()
@@ -56,38 +62,53 @@ class Probe:
         step = self._steps(ctx, task) if rows else None
         ctx.comm.barrier()
         gradients = task.params.grads
-        return Found(
-            rows=rows,
-            read=read,
-            step=step,
-            small=self._time(lambda: ctx.comm.allreduce_(gradients[:1].clone())),
-            large=self._time(lambda: ctx.comm.allreduce_(gradients)),
-            model_bytes=gradients.nbytes,
-        )
+        # As `AllReduce` opens it: gradients on a GPU are always reduced natively.
+        topology = self.topology if ctx.device.type == "cpu" else "native"
+        wire = open_topology(topology, ctx.comm)
+        with wire:
+            return Found(
+                rows=rows,
+                read=read,
+                step=step,
+                small=self._time(wire, gradients[:1].clone()),
+                large=self._time(wire, gradients),
+                model_bytes=gradients.nbytes,
+                topology=wire.topology,
+            )
 
-    def _steps(self, ctx: Context, task: Task) -> float:
-        """The median of a step, its batch included."""
+    def _steps(self, ctx: Context, task: Task) -> float | None:
+        """The median of a step, its batch included; None if there is no batch."""
         taken: list[float] = []
         epoch = 1  # epochs from the spool, which is what all but the first one read
         while len(taken) < self.steps + WARM_UP:
+            taken_before = len(taken)
             began = time.perf_counter()
             for batch in islice(ctx.feed(self.batch_size, epoch), self.steps + WARM_UP):
                 task.grad(batch)
                 task.apply(task.totals())
-                if ctx.device.type == "cuda":
-                    torch.cuda.synchronize(ctx.device)
+                settle(ctx.device)
                 taken.append(time.perf_counter() - began)
                 began = time.perf_counter()
+            if len(taken) == taken_before:
+                break  # its rows are fewer than a batch has to have, or none of them was drawn
             epoch += 1
-        return median(taken[WARM_UP:])
+        return median(taken[WARM_UP:] or taken) if taken else None
 
-    def _time(self, call: Callable[[], object]) -> float:
+    def _time(self, comm: Communicator, tensor: Tensor) -> float:
         taken = []
+        begin = comm.repeated(tensor)
         for _ in range(self.steps + WARM_UP):
             began = time.perf_counter()
-            call()
+            begin().wait()
+            settle(tensor.device)
             taken.append(time.perf_counter() - began)
         return median(taken[WARM_UP:])
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what a GPU has only been asked to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def advise(
@@ -99,10 +120,14 @@ def advise(
     as a training's first epoch would, makes `steps` steps and as many allreduces. Nothing is kept.
 
     Args:
-        estimator: as it would be fitted; its strategy only names the backend.
+        estimator: as it would be fitted; of its strategy only the backend counts, and the topology
+            if it is an `AllReduce`.
         df: the rows.
         max_workers: the most to consider; the estimator's numWorkers if left out, or all slots.
         steps: how many to measure; the median counts.
+
+    Raises:
+        DataError: no worker gets a batch, so that there is no step to measure.
     """
     if steps < 1:
         raise ParameterError("steps", steps, "at least 1")
@@ -111,15 +136,30 @@ def advise(
     fit = estimator._prepare(df)
     if max_workers is None:
         max_workers = fit.options.num_workers
-    together = _measure(fit, max_workers, steps)
-    alone = together if len(together) == 1 else _measure(fit, 1, steps)
-    return Advice(combine(alone, together, fit.job.schedule.batch_size), fit.job.schedule.epochs)
+    schedule, strategy = fit.job.schedule, fit.job.strategy
+    probe = Probe(
+        fit.job.task,
+        schedule.batch_size * schedule.accumulate,
+        steps,
+        strategy.topology if isinstance(strategy, AllReduce) else "auto",
+    )
+    together = _measure(fit, probe, max_workers)
+    alone = together if len(together) == 1 else _measure(fit, probe, 1)
+    return Advice(combine(alone, together, probe.batch_size), schedule.epochs)
 
 
-def _measure(fit: Fit, num_workers: int | None, steps: int) -> list[Found]:
-    probe = Probe(fit.job.task, fit.job.schedule.batch_size, steps)
+def _measure(fit: Fit, probe: Probe, num_workers: int | None) -> list[Found]:
     options = replace(fit.options, num_workers=num_workers, max_restarts=0, name="sparkdml: advise")
     found: list[Found] = launch(fit.spark, probe, options, fit.dataset, fit.feed)
+    if not any(one.rows for one in found):
+        raise DataError(NO_ROWS)
+    if all(one.step is None for one in found):
+        raise DataError(
+            f"none of {len(found)} workers has a batch, so there is no step to measure: one takes "
+            f"{probe.batch_size:,} rows (batchSize, times gradientAccumulation), and dropLast=True "
+            "leaves out what is shorter, samplingCol= what is not drawn. Lower batchSize or "
+            "max_workers"
+        )
     return found
 
 
@@ -139,4 +179,5 @@ def combine(alone: list[Found], together: list[Found], batch_size: int) -> Measu
         slowest_together=max(stepped),
         read_rate=rows / max(max(found.read for found in together), 1e-9),
         network=Network.fit(len(together), slowest.small, slowest.large, slowest.model_bytes),
+        topology=slowest.topology,
     )

@@ -46,24 +46,30 @@ def compare(
         on: the rows that the trained models are judged on; those of `df` if left out.
         single: whether to train in one process as well, with the same rows a step, for how far
             each strategy ends from there. (It reads the rows in another order than several workers
-            do, so that even exact synchronous SGD ends at some distance: the yardstick.)
+            do, so that even exact synchronous SGD ends at some distance: the yardstick.) It makes
+            steps of SGD by the estimator's `optimizer`; where that has none, the first strategy
+            trains on one worker.
 
     Raises:
         ParameterError: a strategy can't train this model; before any training.
     """
     named = _named(strategies)
-    _check(estimator, df, named)
+    trained = {name: _with(estimator, strategy) for name, strategy in named.items()}
+    # Without an optimizer there are no steps of SGD: all strategies bring their own.
+    has_optimizer = estimator.isDefined("optimizer")
+    alone = _with(estimator, AllReduce() if has_optimizer else next(iter(named.values())))
+    alone._set(numWorkers=1)
+    _check(estimator, df, [*trained.values(), *([alone] if single else [])])
     outcomes: list[Outcome] = []
     models: dict[str, TorchModel] = {}
     judged_on = df if on is None else on
-    for name, strategy in named.items():
-        outcomes.append(_train(name, _with(estimator, strategy), df, judged_on, models))
+    for name, changed in trained.items():
+        outcomes.append(_train(name, changed, df, judged_on, models))
     if not models:
         raise SparkDMLError("; ".join(f"{one.name}: {one.error}" for one in outcomes))
     if single:
         workers = max(one.workers for one in outcomes)
-        alone = _with(estimator, AllReduce())
-        alone._set(numWorkers=1, batchSize=workers * estimator.value("batchSize"))
+        alone._set(batchSize=workers * estimator.value("batchSize"))
         outcomes.append(_train(SINGLE, alone, df, judged_on, models))
     return Comparison(_with_distances(outcomes, models), models)
 
@@ -85,13 +91,13 @@ def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str,
     return named
 
 
-def _check(estimator: TorchEstimator, df: DataFrame, named: Mapping[str, Strategy]) -> None:
+def _check(estimator: TorchEstimator, df: DataFrame, trained: Sequence[TorchEstimator]) -> None:
     """Everything that can be found wrong before any job."""
     place = estimator.value("checkpoint")
     if place is not None:
         raise ParameterError("checkpoint", place, "left out: each strategy is a run of its own")
-    for strategy in named.values():
-        _with(estimator, strategy)._prepare(df)
+    for changed in trained:
+        changed._prepare(df)
 
 
 def _with(estimator: TorchEstimator, strategy: Strategy) -> TorchEstimator:

@@ -3,7 +3,8 @@
 A ring-allreduce of S bytes over n ranks takes 2(n-1) messages one after the other and moves
 2(n-1)/n S bytes through each rank (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002). From
 one small and one large allreduce on the cluster's own ranks follow the latency and the bandwidth,
-and from them the time on any other number of ranks.
+and from them the time on any other number of ranks. Ranks that reduce otherwise, in shared memory
+say, are taken for a ring whose messages cost what was measured.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Measured:
     """What was measured on the cluster, in seconds."""
 
     rows: int  # to train on
-    batch_size: int  # of a worker
+    batch_size: int  # of a worker and step, gradients that are accumulated included
     model_bytes: int  # of the gradients
     max_workers: int
     step_alone: (
@@ -50,7 +51,8 @@ class Measured:
     step_together: float  # the median rank, when all step at the same time
     slowest_together: float  # the slowest rank
     read_rate: float  # rows a second out of Spark, all workers together
-    network: Network
+    network: Network  # as strategies use it
+    topology: str = "native"  # what they reduce by
 
     def step(self, workers: int) -> float:
         """Without communication: workers on one host get in each other's way."""

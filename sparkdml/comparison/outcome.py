@@ -16,12 +16,12 @@ class Outcome:
     name: str
     workers: int = 0
     epochs: int = 0
-    steps: int = 0
+    steps: int = 0  # see `result.LEGEND`
     seconds: float = math.nan  # of the epochs, without start-up and validation
     wall_seconds: float = math.nan  # of the whole fit
     compute_seconds: float = math.nan  # forward, backward, optimizer, and waiting for data
     communication_seconds: float = math.nan  # and waiting for slower ranks
-    sent_bytes: float = math.nan
+    sent_bytes: float = math.nan  # to others, by a wire or through memory
     messages: float = math.nan
     loss: float = math.nan  # of the trained model on all rows
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from sparkdml.model import TorchModel
 
 _MEGA = 1e6
+LEGEND = (
+    "steps: what the strategy counts as one. A batch of every worker (where each steps by itself, "
+    "of the one with the most); with local steps, Hogwild and ADPSGD a round of several, up to "
+    "their meeting; with second-order methods an iteration over all rows.",
+    "MB sent, messages: handed to others by a wire or through shared memory, the mean over the "
+    "workers; what servers and communicators send is shared out among them. What lies in memory "
+    "that all have mapped (Hogwild's parameters, rows on the same host) is not sent.",
+)
 _RIGHT = ' style="text-align:right;padding:2px 8px"'
 
 
@@ -81,7 +89,7 @@ class Comparison(Sequence[Outcome]):
         sentences = [
             f"{fastest.name} trained fastest, in {fastest.seconds:.3g} s; {lowest.name} ended with "
             f"the lowest loss, {lowest.loss:.4g}; {least.name} sent least, "
-            f"{least.sent_bytes / _MEGA:.3g} MB a rank."
+            f"{least.sent_bytes / _MEGA:.3g} MB a worker."
         ]
         away = [one for one in trained if math.isfinite(one.distance) and one.distance > 0]
         if away:
@@ -127,7 +135,7 @@ class Comparison(Sequence[Outcome]):
             over_bytes.annotate(one.name, (one.sent_bytes / _MEGA, one.loss), fontsize=8)
         over_time.set(xlabel="seconds of training", ylabel="loss of each epoch")
         over_time.legend(frameon=False, fontsize=8)
-        over_bytes.set(xlabel="MB sent by a rank (diamonds: unbeaten)", ylabel="loss at the end")
+        over_bytes.set(xlabel="MB sent by a worker (diamonds: unbeaten)", ylabel="loss at the end")
         over_bytes.set_xscale("symlog", linthresh=0.01)
         for panel in ax:
             panel.spines[["top", "right"]].set_visible(False)
@@ -143,7 +151,7 @@ class Comparison(Sequence[Outcome]):
             ).rstrip()
             for row in table
         ]
-        return "\n".join([*lines, "", *self.describe()])
+        return "\n".join([*lines, "", *self.describe(), "", *LEGEND])
 
     def _repr_html_(self) -> str:
         head, *rows = self._cells()
@@ -153,9 +161,10 @@ class Comparison(Sequence[Outcome]):
             for row in rows
         )
         sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.describe())
+        legend = "".join(f"<p><small>{html.escape(line)}</small></p>" for line in LEGEND)
         return (
             '<div class="sparkdml-comparison" style="max-width:100%;overflow-x:auto"><table>'
-            f"<thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{sentences}</div>"
+            f"<thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{sentences}{legend}</div>"
         )
 
     def _cells(self) -> list[list[str]]:

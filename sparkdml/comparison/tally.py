@@ -23,9 +23,12 @@ class Tally:
             self._sums["communication_seconds"] += seconds.get("communication", 0.0)
             self._sums["sent_bytes"] += event.get("bytes", 0)
             self._sums["messages"] += event.get("messages", 0)
+        elif event["kind"] == "client":  # of a parameter server: what it sent to this worker
+            self._sums["sent_bytes"] += event["bytes_pulled"]
+            self._sums["messages"] += event["pulls"]
 
     def means(self) -> dict[str, Any]:
-        """Of a worker: what helpers without rows (communicators, say) sent is shared out."""
+        """Of a worker: what helpers without rows (communicators, servers) sent is shared out."""
         return {name: total / max(1, self.workers) for name, total in self._sums.items()}
 
     def close(self) -> None:

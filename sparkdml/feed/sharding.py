@@ -110,20 +110,20 @@ def read_facts(query: DataFrame) -> DataFacts | None:
 
 
 def facts_of(observed: dict[str, Any]) -> DataFacts:
-    """Spark's row of observed metrics, which leaves out what is null, as facts."""
+    """Spark's row of observed metrics, which leaves out what is null or says so, as facts."""
     shortest, longest = (
         {
             key.partition(":")[2]: int(value)
             for key, value in observed.items()
-            if key.startswith(kind + ":")
+            if key.startswith(kind + ":") and value is not None
         }
         for kind in ("shortest", "longest")
     )
     return DataFacts(
         num_rows=observed["rows"],
         num_validation_rows=observed.get("validation") or 0,
-        num_null_rows=observed.get("nulls", 0),
-        hash_sum=observed.get("hash_sum", 0),
+        num_null_rows=observed.get("nulls") or 0,
+        hash_sum=observed.get("hash_sum") or 0,
         lengths={name: (shortest[name], longest[name]) for name in shortest},
     )
 

@@ -138,4 +138,4 @@ class ADPSGD(Strategy):
         self._replicas.load(state)
 
     def __repr__(self) -> str:
-        return f"ADPSGD(every={self.every}, backend={self.backend!r})"
+        return f"ADPSGD(every={self.every}, seed={self.seed}, backend={self.backend!r})"

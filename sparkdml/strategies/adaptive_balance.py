@@ -21,6 +21,7 @@ from sparkdml.feed.agreement import check_any_full
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.pool import Pool
 from sparkdml.feed.shares import Piece, divide, hand_over, smooth
+from sparkdml.runtime.roles import Role
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
@@ -56,6 +57,9 @@ class AdaptiveBalance(AllReduce):
             raise ParameterError("every", every, "at least 1")
         super().__init__(backend, bucket_bytes, topology, compression)
         self.every = every
+
+    def roles(self, num_workers: int) -> list[Role]:
+        return [Role("worker", num_workers, reads="leases")]  # the rows move
 
     def start(self, training: Training) -> None:
         super().start(training)

@@ -96,6 +96,8 @@ class AllReduce(StepStrategy):
                 allowed = "'auto' or 'native' where gradients are on a GPU"
                 raise ParameterError("topology", name, allowed, "NCCL knows the links between them")
             name = "native"
+        if self.compression is not None and not self.compression.any_topology:
+            name = "native"  # its exchange goes over the backend's own messages
         wire = open_topology(name, ctx.comm)
         if ctx.rank == 0:
             ctx.event("topology", asked=self.topology, used=wire.topology)
@@ -117,8 +119,7 @@ class AllReduce(StepStrategy):
         self._works: list[Work] = []
         self._reducer: Reducer = Uncompressed(self._wire, self._buckets)
         if self.compression is not None and comm.size > 1:  # one rank has no wire
-            wire = self._wire if self.compression.any_topology else comm
-            self._reducer = self.compression.reducer(wire, task.params, self._buckets)
+            self._reducer = self.compression.reducer(self._wire, task.params, self._buckets)
         if len(self._buckets) > 1 and comm.size > 1:
             task.on_gradient(self._gradient_is_ready)
 

@@ -2,7 +2,8 @@
 
 Later ones are dropped, and whoever sent them goes on with the current parameters (Chen et al. 2016,
 "Revisiting distributed synchronous SGD", arXiv 1604.00981). The rows of a dropped gradient are
-skipped in that epoch, as are the rows that slow workers have left when n workers have none.
+skipped in that epoch, as are the rows that slow workers have left when n workers have none. One
+that has more rows than others and keeps up with them is waited for: nothing of it is skipped.
 """
 
 from __future__ import annotations
@@ -66,10 +67,13 @@ class BackupWorkers(Strategy):
         buckets = [bucket.tensor for bucket in params.buckets(sys.maxsize)]
         if comm.rank:
             return FarRoot(comm, buckets)
-        needed = max(1, comm.size - self.backup)
+        needed = self._num_needed(comm.size)
         if comm.size <= self.backup:
             training.note(f"{self!r} with {comm.size} workers waits for one gradient a step")
         return NearRoot(comm, buckets, needed, len(params.stats), self.max_lag)
+
+    def _num_needed(self, size: int) -> int:
+        return max(1, size - self.backup)
 
     def _apply_sums(self, training: Training, epoch: Epoch, root: Ask) -> bool:
         """The sum of this step; those of more steps, where this rank was late."""
@@ -99,8 +103,8 @@ class BackupWorkers(Strategy):
         if skipped:
             training.note(
                 f"epoch {epoch.number + 1}: {skipped:,.0f} of {total_rows:,.0f} rows were skipped, "
-                f"as their gradients came after the first {training.ctx.size - self.backup} of a "
-                "step, or not at all"
+                f"as their gradients came after the first {self._num_needed(training.ctx.size)} of "
+                "a step, or not at all"
             )
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from sparkdml.comm.reductions import reduce_in_rank_order
-from sparkdml.training.totals import VOTES
+from sparkdml.training.totals import ROWS, VOTES
 
 Gradient = list[Tensor]  # buckets; the last one ends with the stats
 Reply = Callable[[int, Sequence[Gradient]], None]
@@ -41,6 +41,7 @@ class Root:
     _arrived: dict[int, Gradient] = field(default_factory=dict)
     _sums: dict[int, Gradient] = field(default_factory=dict)  # of steps that somebody still needs
     _at: dict[int, int] = field(default_factory=dict)  # the step that each rank is computing
+    _late: set[int] = field(default_factory=set)  # ranks whose last gradient in a race was dropped
     _late_votes: Tensor | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -52,12 +53,29 @@ class Root:
         with self._lock:
             assert step == self._at[rank] <= self.step, "ranks send what they were told to compute"
             if step < self.step:
+                self._late.add(rank)
                 self._drop(gradient)
                 self._answer(rank)
             else:
                 self._arrived[rank] = gradient
-            while len(self._arrived) >= self.num_needed and self._nobody_is_lost():
+            while self._is_enough() and self._nobody_is_lost():
                 self._finish_step()
+
+    def _is_enough(self) -> bool:
+        """Whether the step can do without the rest.
+
+        A rank without rows answers at once, and must not take the place of one that has some and
+        keeps up. Those that are behind, or were in the last race, are not waited for.
+        """
+        if len(self._arrived) < self.num_needed:
+            return False
+        missing = self._at.keys() - self._arrived.keys()
+        return self._num_with_rows() >= self.num_needed or all(
+            rank in self._late or self._at[rank] < self.step for rank in missing
+        )
+
+    def _num_with_rows(self) -> int:
+        return sum(bool(self._stats(one)[ROWS]) for one in self._arrived.values())
 
     def _nobody_is_lost(self) -> bool:
         missing = [at for rank, at in self._at.items() if rank not in self._arrived]
@@ -70,6 +88,8 @@ class Root:
         self._late_votes = votes.clone() if self._late_votes is None else self._late_votes + votes
 
     def _finish_step(self) -> None:
+        if self._num_with_rows() >= self.num_needed:  # else they had nobody to be quicker than
+            self._late.difference_update(self._arrived)
         ranks = sorted(self._arrived)  # added in rank order: the same bits for the same arrivals
         parts = zip(*(self._arrived[rank] for rank in ranks), strict=True)
         total = [reduce_in_rank_order(list(buckets), "sum") for buckets in parts]

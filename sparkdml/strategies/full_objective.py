@@ -121,7 +121,7 @@ class FullObjective:
             self._seed(batch)
             added, measured = torch.zeros_like(self._gradient), torch.zeros_like(stats)
             sums = Sums(measured)
-            for piece in batch.split(task.plan.batch_size):
+            for piece in task.pieces(batch):
                 loss = task.forward(piece, sums)
                 products = _hessian_product(loss, params, along)
                 added += torch.cat([product.reshape(-1) for product in products])

@@ -119,9 +119,12 @@ class Gossip(Strategy):
         self._replicas.load(state)
 
     def __repr__(self) -> str:
-        graph = repr(self.graph) if isinstance(self.graph, str) else f"{len(self.graph)} pairs"
+        # A run may only go on over the same graph, so all that makes it one is in here.
+        if not isinstance(self.graph, str):
+            return f"Gossip({sorted(tuple(sorted(pair)) for pair in self.graph)})"
         degree = "" if self.degree is None else f", degree={self.degree}"
-        return f"Gossip({graph}{degree})"
+        seed = f", seed={self.seed}" if self.graph == "random" else ""
+        return f"Gossip({self.graph!r}{degree}{seed})"
 
 
 class Mixer:

@@ -10,12 +10,14 @@ needs all of a group. (Mamidala et al. 2018, "MXNET-MPI", arXiv 1801.03855.)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparkdml.checkpoint.state import Entry, State
+from sparkdml.comm.base import Communicator
 from sparkdml.errors import NonFiniteLoss, ParameterError
 from sparkdml.runtime.roles import Role
 from sparkdml.server.client import WorkerClient
@@ -25,6 +27,7 @@ from sparkdml.strategies.allreduce import BACKENDS
 from sparkdml.strategies.layered_sgd import group_workers
 from sparkdml.strategies.parameter_server import ParameterServer
 from sparkdml.strategies.updaters import updater_of
+from sparkdml.strategies.wires import open_wire
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 
@@ -40,7 +43,8 @@ FIRST = 0  # of a group: the one that speaks to the servers
 class Hybrid(ParameterServer):
     """Add gradients up inside groups of workers, and go through servers between the groups.
 
-    Epochs end together. A checkpoint is taken at the end of an epoch, never within.
+    Epochs end together. A checkpoint is taken at the end of an epoch, and within only where the run
+    is asked to stop.
 
     Args:
         group_size: how many workers act as one. Workers of one host stay together.
@@ -82,8 +86,11 @@ class Hybrid(ParameterServer):
         if role == "server":
             super().run(role, training)
             return
-        self._hybrid = HybridTraining(self, training)
-        self._hybrid.run()
+        ctx = training.ctx
+        groups = group_workers(ctx.world.hosts, self.group_size)
+        with ctx.comm.split(groups[ctx.rank]) as group, open_wire(group, ctx) as wire:
+            self._hybrid = HybridTraining(self, training, wire, groups)
+            self._hybrid.run()
 
     def state(self) -> State:
         client = self._hybrid.client
@@ -101,11 +108,12 @@ class Hybrid(ParameterServer):
 class HybridTraining:
     """One worker's run. Only the first of each group has a client."""
 
-    def __init__(self, strategy: Hybrid, training: Training) -> None:
+    def __init__(
+        self, strategy: Hybrid, training: Training, group: Communicator, groups: Sequence[int]
+    ) -> None:
         self.strategy, self.training, self.task = strategy, training, training.task
         ctx = self.ctx = training.ctx
-        groups = group_workers(ctx.world.hosts, strategy.group_size)
-        self.group = ctx.comm.split(groups[ctx.rank])
+        self.group = group
         self.members = [rank for rank, group in enumerate(groups) if group == groups[ctx.rank]]
         self.updater = strategy.updater or updater_of(self.task.optimizers[ONLY])
         self.initial = self.task.params.values.detach().cpu().clone()
@@ -119,7 +127,7 @@ class HybridTraining:
         self._join()
         try:
             for epoch in training.epochs():
-                self._start()
+                before = self._start(epoch)
                 for batch in epoch:
                     task.grad(batch)
                     training.clock.lap("compute")
@@ -128,7 +136,7 @@ class HybridTraining:
                     totals = task.totals()
                     if not totals.rows or not self._step(epoch, totals):
                         break
-                self._end(epoch)
+                self._end(epoch, before)
             self._leave()
         except BaseException:
             if self.client is not None:
@@ -171,8 +179,8 @@ class HybridTraining:
 
     # -- an epoch -------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """From one model, that of a checkpoint if there is one."""
+    def _start(self, epoch: Epoch) -> Totals:
+        """From one model, that of a checkpoint if there is one; what had been counted before."""
         if self.strategy.snapshot is not None:
             if self.client is not None and not self.ctx.rank:
                 self.client.restore(self.strategy.snapshot)
@@ -180,8 +188,9 @@ class HybridTraining:
         self.ctx.comm.barrier()  # every group's client is there, so that their clocks begin alike
         self._fetch()
         self._stats.zero_()
+        return epoch.totals
 
-    def _end(self, epoch: Epoch) -> None:
+    def _end(self, epoch: Epoch, before: Totals) -> None:
         """Everybody's totals, and the model that all groups have come to."""
         self._leave()  # the other groups no longer wait for this one's clock
         stats = self._stats.to(self.ctx.device)
@@ -192,7 +201,7 @@ class HybridTraining:
         self._fetch()
         totals = self.task.forward.totals(stats)
         epoch.steps, self.training.step = (int(value) for value in steps)
-        epoch.totals = replace(totals, wishes=0.0, objections=0.0, stops=0.0)
+        epoch.totals = before + replace(totals, wishes=0.0, objections=0.0, stops=0.0)
         wish = torch.tensor([float(self.training.stop_request is not None)]).to(self.ctx.device)
         if self.ctx.comm.allreduce_(wish).item():
             self.training.interrupt()

@@ -1,23 +1,30 @@
 """Layered SGD: groups of workers, each with a communicator, a rank that does not train.
 
-Gradients are summed inside each group, at its communicator. Only the communicators talk to each
-other, and while they do, the workers read their next batch; then each group hears the sum of all.
-So few ranks meet over the slow network, and what they need there is hidden behind reading. The
-sum is that of AllReduce, but for the order of additions. (Yu et al. 2019, arXiv 1906.05936.)
+Gradients are summed inside each group, through memory where it is on one host. Only the
+communicators talk to each other, and while they do, the workers read their next batch; then each
+group hears the sum of all. So few ranks meet over the slow network, and what they need there is
+hidden behind reading. The sum is that of AllReduce, but for the order of additions. (Yu et al.
+2019, arXiv 1906.05936.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
 from sparkdml.runtime.roles import Role
 from sparkdml.strategies.allreduce import BACKENDS
 from sparkdml.strategies.base import StepStrategy
+from sparkdml.strategies.wires import open_wire
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.totals import ROWS
 from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.runtime.context import Context
 
 ROOT = 0  # a group's communicator, in the group
 GOODBYE = -1.0  # rows that no step has: the workers are done
@@ -52,23 +59,23 @@ class LayeredSGD(StepStrategy):
         return [Role("worker", num_workers), Role("communicator", num_groups, reads="none")]
 
     def run(self, role: str, training: Training) -> None:
-        self._join_group(role, training)
-        if role == "communicator":
-            self._relay(training)
-            return
-        super().run(role, training)
-        training.task.params.zero()
-        training.task.params.stats[ROWS] = GOODBYE
-        self.agree(training.task)
-
-    def _join_group(self, role: str, training: Training) -> None:
-        ctx = training.ctx
-        num_groups = ctx.size if role == "communicator" else ctx.world.size - ctx.size
-        groups = make_groups(ctx.world.hosts, num_groups, self.group_size)
-        is_root = role == "communicator"
-        self._group = ctx.gang.split(groups[ctx.world.rank], -1 if is_root else ctx.world.rank)
-        self._buckets: list[Bucket] = training.task.params.buckets(self.bucket_bytes)
         self._training = training
+        self._buckets: list[Bucket] = training.task.params.buckets(self.bucket_bytes)
+        ctx = training.ctx
+        with self._join(role, ctx) as group, open_wire(group, ctx) as self._group:
+            if role == "communicator":
+                self._relay(training)
+            else:
+                super().run(role, training)
+                training.task.params.zero()
+                training.task.params.stats[ROWS] = GOODBYE
+                self.agree(training.task)
+
+    def _join(self, role: str, ctx: Context) -> Communicator:
+        is_root = role == "communicator"
+        num_groups = ctx.size if is_root else ctx.world.size - ctx.size
+        groups = make_groups(ctx.world.hosts, num_groups, self.group_size)
+        return ctx.gang.split(groups[ctx.world.rank], -1 if is_root else ctx.world.rank)
 
     # -- a worker -------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class LBFGS(SecondOrder):
         max_trials: of one line search, each a pass over the data.
         backups: whether a rank that is done with its rows computes those that a slow one has not
             come to, so that nobody waits for more than the batch it is at. Costs a question to the
-            driver for a few batches, and then two runs agree to rounding, no longer to the bit.
+            driver for every batch, and then two runs agree to rounding, no longer to the bit.
         backend: "horovod", "torch", or "auto" for Horovod where it is installed.
     """
 

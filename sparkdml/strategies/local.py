@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.runtime.plan import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.replicas import make_alike
+from sparkdml.strategies.wires import open_wire
 from sparkdml.training.callbacks import GradientMonitor
 from sparkdml.training.task import Task
 from sparkdml.training.totals import VOTES
@@ -69,9 +69,12 @@ class LocalStrategy(Strategy):
             )
 
     def run(self, role: str, training: Training) -> None:
+        self._task: Task = training.task
+        with open_wire(training.ctx.comm, training.ctx) as self._comm:
+            self._run(training)
+
+    def _run(self, training: Training) -> None:
         task, clock, spans = training.task, training.clock, training.spans
-        self._comm: Communicator = training.ctx.comm
-        self._task: Task = task
         self.start(training)
         for epoch in training.epochs():
             for batches in epoch.rounds(self._steps):

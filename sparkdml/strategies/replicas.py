@@ -63,18 +63,31 @@ class Replicas:
             training.result_values = self._average
         else:  # a callback's own choice, as EMA's: of each replica; its average is the same on all
             self._comm.allreduce_(training.result_values, "mean")
+        if self._task.loss_scale is not None:
+            self._task.loss_scale.agree(self._comm, training.ctx.device)
         return float(squares.sqrt())
 
     def state(self) -> State:
         """A replica has parameters and optimizers of its own, so the run's state has them twice."""
-        return {
+        state = {
             "replica": Entry(self._task.params.values, "mean"),
             "optimizers": Entry(
                 {name: entry.value for name, entry in self._task.optimizers.state().items()}, "mean"
             ),
         }
+        kept = self._training.result_values
+        if kept is not None and kept is not self._average:
+            state["kept"] = Entry(kept, "mean")  # a callback's own, of this replica
+        if self._task.loss_scale is not None:
+            state["loss_scale"] = Entry(self._task.loss_scale.state(), "reset")
+        return state
 
     def load(self, state: Mapping[str, Any]) -> None:
+        """After the callbacks have loaded what rank 0 had."""
         values: Tensor = state["replica"]
         self._task.params.values.copy_(values)
         self._task.optimizers.load(state["optimizers"])
+        if "kept" in state and self._training.result_values is not None:
+            self._training.result_values.copy_(state["kept"])
+        if "loss_scale" in state and self._task.loss_scale is not None:
+            self._task.loss_scale.load(state["loss_scale"])

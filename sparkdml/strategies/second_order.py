@@ -64,9 +64,10 @@ class SecondOrder(Strategy):
         if not self.backups:
             return training.ctx.feed(training.rows_a_step, 0, shuffle=False)
         self._num_passes += 1
-        return training.ctx.leased_batches(
-            training.rows_a_step, self._num_passes, shuffle=False, like_epoch=0
-        )
+        # One size for all ranks, also where the global batch doesn't divide by their number: else
+        # where batches begin and end would depend on who computes them.
+        rows = training.rows_of(0)
+        return training.ctx.leased_batches(rows, self._num_passes, shuffle=False, like_epoch=0)
 
     def check(self, job: TrainingJob) -> None:
         name = type(self).__name__

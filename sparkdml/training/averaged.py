@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_alone(fit: Fit, checkpoints: Checkpoints | None) -> None:
-    """What takes workers that speak to each other is refused, before any job."""
+    """What takes workers that speak to each other is refused."""
     refused = [
         ("checkpoint", checkpoints),
         ("samplingCol", fit.feed.sampling),

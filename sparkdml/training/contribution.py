@@ -66,6 +66,11 @@ class Contribution:
             self.output_shape or other.output_shape,
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """What travels of it, but for some numbers."""
+        return sum(tensor.nbytes for tensor in self.state.values())
+
     def average(self) -> dict[str, Tensor]:
         """The module's state, weighted by rows, but for its types."""
         if not self.rows:
@@ -85,7 +90,7 @@ def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
         else tensor.detach().cpu().clone()
         for name, tensor in training.result_state().items()
     }
-    return Contribution(
+    contribution = Contribution(
         rows,
         state,
         tuple(epochs),
@@ -93,6 +98,11 @@ def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
         training.stopped,
         task.forward.output_shape,
     )
+    if training.ctx.size > 1:
+        # It leaves as the task's result, behind all that training tells of itself.
+        training.ctx.traffic.sent(contribution.num_bytes)
+        training.reports.tell_rank()
+    return contribution
 
 
 def add_all(contributions: list[Contribution]) -> Contribution:

@@ -15,11 +15,13 @@ from sparkdml.checkpoint.fingerprint import describe, describe_data
 from sparkdml.checkpoint.manifest import Manifest
 from sparkdml.checkpoint.run import CheckpointedRun, open_run
 from sparkdml.comm.backends import resolve_backend
+from sparkdml.errors import ParameterError
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.sharding import count_rows, warn_if_not_deterministic
 from sparkdml.runtime.driver import OnEvent, launch
 from sparkdml.runtime.merging import Merge
 from sparkdml.runtime.plan import Options
+from sparkdml.runtime.roles import Role
 from sparkdml.training.averaged import check_alone, train_alone
 from sparkdml.training.job import Fitted as Fitted
 from sparkdml.training.job import ReplayJob, TrainingJob, TrainingResult
@@ -40,9 +42,26 @@ class Fit:
     job: TrainingJob
     options: Options
 
-    def train(self, checkpoints: Checkpoints | None, on_event: OnEvent) -> Fitted:
+    def check(self, checkpoints: Checkpoints | None) -> None:
+        """A ParameterError for what the strategy can't do with these rows, or in such a run."""
         if not self.job.strategy.agrees:
             check_alone(self, checkpoints)
+        if self.options.num_workers is not None:  # else `launch` asks Spark for it
+            self._roles(self.options.num_workers)
+
+    def _roles(self, num_workers: int) -> list[Role]:
+        """The strategy's, which refuses what can't be made of so many."""
+        roles = self.job.strategy.roles(num_workers)
+        if self.feed.sampling is not None and any(role.reads == "leases" for role in roles):
+            raise ParameterError(
+                "samplingCol",
+                self.feed.sampling,
+                f"left out with {self.job.strategy!r}, where rows move between workers",
+            )
+        return roles
+
+    def train(self, checkpoints: Checkpoints | None, on_event: OnEvent) -> Fitted:
+        if not self.job.strategy.agrees:
             return train_alone(self, on_event)
         if checkpoints is None:
             return collect(self.launch(self.job, self.options, on_event))
@@ -97,7 +116,6 @@ class Fit:
         run: CheckpointedRun | None = None,
         merge: Merge | None = None,
     ) -> list[Any]:
-        strategy = self.job.strategy
         return launch(
             self.spark,
             job,
@@ -106,8 +124,8 @@ class Fit:
             self.feed,
             on_event,
             run,
-            strategy.roles,
-            strategy.desk,
+            self._roles,
+            self.job.strategy.desk,
             merge,
         )
 

@@ -1,7 +1,7 @@
 """Autocast, and the loss scale that keeps half-precision gradients from vanishing.
 
 The scale is a function of the agreed gradients alone, so all ranks have the same one without a
-word; ranks that take steps of their own agree on one when they meet.
+word; ranks that take steps of their own agree on one when they meet, or at an epoch's end.
 (Micikevicius et al. 2018, arXiv 1710.03740.)
 """
 

@@ -52,10 +52,6 @@ def load_state(training: Training, state: dict[str, Any]) -> Epoch:
             f"the number of workers changed in the middle of an epoch, so {', '.join(lost)} of "
             "this epoch will be of the rows from here on"
         )
-    prefix = "strategy."
-    training.strategy.load(
-        {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
-    )
     with torch.no_grad():
         for name, buffer in task.module.named_buffers():
             buffer.copy_(state["buffers"][name])
@@ -66,6 +62,11 @@ def load_state(training: Training, state: dict[str, Any]) -> Epoch:
         )
     for callback, saved in zip(training.callbacks, state["callbacks"], strict=True):
         callback.load(saved)
+    # After the callbacks, whose state is rank 0's: a strategy may know this rank's own.
+    prefix = "strategy."
+    training.strategy.load(
+        {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+    )
     progress = state["progress"]
     training.step, training.history = progress["step"], progress["history"]
     training.stopped = progress["stopped"]

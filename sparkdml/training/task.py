@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -58,18 +58,13 @@ class Task:
         compile_module(self.module, plan.compile)
 
     def grad(self, batch: Batch) -> None:
-        """Sum the gradients and stats of a batch into `params`; an empty batch leaves zeros.
-
-        A batch larger than `batch_size` is taken in pieces, as even as can be, whose gradients add
-        up: a piece of a single row would be of no use to BatchNorm.
-        """
+        """Sum the gradients and stats of a batch into `params`; an empty batch leaves zeros."""
         self.params.zero()
         if any(self.vote):
             self.params.stats[VOTES] = self.params.stats.new_tensor(self.vote)
         self._remaining = batch.num_rows
         if batch.num_rows:
-            num_pieces = -(-batch.num_rows // self.plan.batch_size)
-            for piece in batch.split(-(-batch.num_rows // num_pieces)):
+            for piece in self.pieces(batch):
                 self._remaining -= piece.num_rows
                 loss = self.forward(piece, self._sums)
                 self.spans.lap("forward")
@@ -83,6 +78,14 @@ class Task:
                 self.params.check_views()
         if self.batch_norm_group is not None:
             self.batch_norm_group.finish()
+
+    def pieces(self, batch: Batch) -> Iterator[Batch]:
+        """A batch larger than `batch_size` is computed in pieces, whose gradients add up.
+
+        They are as even as can be: a piece of a single row would be of no use to BatchNorm.
+        """
+        num_pieces = -(-batch.num_rows // self.plan.batch_size)
+        return batch.split(-(-batch.num_rows // max(1, num_pieces)))
 
     def _backward(self, loss: Tensor | dict[str, Tensor]) -> None:
         """Each loss into the parameters of its own optimizer; times the scale, if there is one."""

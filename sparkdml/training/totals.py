@@ -6,6 +6,7 @@ then a weight and a sum for each of several losses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,13 +97,15 @@ class Totals:
         )
 
     def means(self, metrics: Iterable[str], losses: Iterable[str] = ()) -> dict[str, float]:
-        """By name, as the history has them."""
-        rows = max(self.rows, _TINY)
+        """By name, as the history has them; nan where there were no rows."""
+        if not self.rows:  # the totals of nothing don't know how many metrics there are
+            return dict.fromkeys(["loss", *(f"{name}_loss" for name in losses), *metrics], math.nan)
         named = zip(losses, self.mean_losses, strict=True)
+        measured = zip(metrics, self.metrics, strict=True)
         return {
             "loss": self.mean_loss,
             **{f"{name}_loss": value for name, value in named},
-            **{name: value / rows for name, value in zip(metrics, self.metrics, strict=True)},
+            **{name: value / self.rows for name, value in measured},
         }
 
 

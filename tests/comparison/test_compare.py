@@ -60,6 +60,15 @@ def test_the_tally_is_of_a_worker():
     }
 
 
+def test_what_servers_send_is_shared_out():
+    tally = Tally()
+    tally.handle(-1, {"kind": "submission", "workers": 2})
+    told = {"bytes_pushed": 1, "pushes": 1, "bytes_pulled": 30, "pulls": 3}
+    for rank in (0, 1):  # pushes are in the workers' own traffic
+        tally.handle(rank, {"kind": "client", **told})
+    assert (tally.means()["sent_bytes"], tally.means()["messages"]) == (30, 3)
+
+
 def test_the_table_says_what_failed():
     good = Outcome("good", 2, 1, 10, 1.0, 2.0, 0.5, 0.1, 1e6, 20, 0.25, {"accuracy": 0.9}, 0.1)
     worse = Outcome("worse", 2, 1, 10, 2.0, 2.0, 0.6, 0.1, 2e6, 20, 0.5, {"accuracy": 0.8}, 0.2)
@@ -67,6 +76,9 @@ def test_the_table_says_what_failed():
     text = repr(table)
     assert "bad failed: <no slots>" in text
     assert "&lt;no slots&gt;" in table._repr_html_()
+    for shown in (text, table._repr_html_()):
+        assert "steps: what the strategy counts as one" in shown
+        assert "MB sent, messages: handed to others by a wire or through shared memory" in shown
     assert table.frontier == ["good"]
     assert "better in one of them: worse." in text
     assert " ".join(text.splitlines()[1].split()) == "good 2 1 10 0.5 0.1 1 20 0.25 0.9 0.1 *"
@@ -112,3 +124,68 @@ def test_bad_arguments_are_found_before_any_training(spark, tmp_path):
         compare(make_estimator(checkpoint=str(tmp_path)), df, [dml.AllReduce()])
     with pytest.raises(dml.ParameterError, match="clipNorm"):
         compare(make_estimator(clipNorm=1.0), df, [dml.AllReduce(), dml.LBFGS()])
+
+
+@pytest.mark.spark
+def test_a_model_that_is_sent_once_is_counted(spark):
+    found = compare(make_estimator(epochs=1), make_rows(spark), [dml.Averaging()], single=False)
+    assert (found[0].sent_bytes, found[0].messages) == (15 * 8, 1)  # its parameters, as doubles
+    alone = compare(make_estimator(numWorkers=1), make_rows(spark), [dml.Averaging()], single=False)
+    assert alone[0].sent_bytes == 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("changes", "strategy", "name"),
+    [
+        ({"dropLast": True}, dml.Averaging(), "dropLast"),
+        ({"samplingCol": "label"}, dml.Averaging(), "samplingCol"),
+        ({"onInterrupt": "stop-and-keep"}, dml.Averaging(), "onInterrupt"),
+        ({"samplingCol": "label"}, dml.ADPSGD(), "samplingCol"),
+        ({"samplingCol": "label"}, dml.AdaptiveBalance(), "samplingCol"),
+        ({"samplingCol": "label"}, dml.LBFGS(backups=True), "samplingCol"),
+        ({"samplingCol": "label"}, dml.NewtonCG(backups=True), "samplingCol"),
+        (
+            {"samplingCol": "label"},
+            dml.ParameterServer(consistency=dml.TAP(), leased=True),
+            "samplingCol",
+        ),
+        ({}, dml.Gossip(graph=[(0, 2)]), "graph"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_a_strategy_refuses_is_found_before_any_training(
+    spark, monkeypatch, changes, strategy, name
+):
+    monkeypatch.setattr(dml.TorchEstimator, "fit_watched", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(dml.ParameterError, match=f"^{name} must be"):
+        compare(make_estimator(**changes), make_rows(spark), [dml.AllReduce(), strategy])
+
+
+@pytest.mark.spark
+def test_a_graph_waits_for_the_number_of_workers_that_spark_has(spark):
+    estimator = make_estimator(strategy=dml.Gossip(graph=[(0, 1), (1, 2)]))
+    estimator.clear(estimator.getParam("numWorkers"))
+    estimator._prepare(make_rows(spark))
+
+
+@pytest.mark.spark
+def test_drawn_rows_are_for_strategies_that_leave_them_where_they_are(spark):
+    estimator, df = make_estimator(samplingCol="label"), make_rows(spark)
+    for strategy in (dml.AllReduce(), dml.LBFGS(), dml.Gossip()):
+        compare_to = estimator.copy()
+        if strategy.brings_optimizer:
+            compare_to.clear(compare_to.getParam("optimizer"))
+        compare_to._set(strategy=strategy)._prepare(df)
+
+
+@pytest.mark.spark
+def test_without_an_optimizer_the_first_strategy_trains_alone(spark):
+    estimator = make_estimator()
+    estimator.clear(estimator.getParam("optimizer"))
+    found = compare(estimator, make_rows(spark), [dml.LBFGS(), dml.NewtonCG()])
+    newton, alone = found[1], found[SINGLE]
+    assert all(one.error is None for one in found)
+    assert (alone.workers, alone.distance) == (1, 0)
+    # The whole sum is that of two workers, but for rounding.
+    assert found[0].distance < 1e-2 < newton.distance

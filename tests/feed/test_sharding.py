@@ -82,6 +82,9 @@ def test_facts_of_vectors(spark):
 
 def test_facts_where_there_is_nothing():
     assert facts_of({"rows": 0}) == DataFacts(num_rows=0)
+    # As limit(0) has it, which Spark makes an empty relation of.
+    nulls = dict.fromkeys(["validation", "nulls", "hash_sum", "shortest:x", "longest:x"])
+    assert facts_of({"rows": 0, **nulls}) == DataFacts(num_rows=0)
 
 
 def test_a_query_without_facts(spark):

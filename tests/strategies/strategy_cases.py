@@ -231,6 +231,13 @@ SECOND_ORDER = {
             (partial(LBFGS, backend="pigeons"), "backend"),
         ],
     ),
+    "LBFGS-backups": Case(
+        partial(LBFGS, backups=True),
+        epochs=20,
+        rows_move=True,
+        resumes_exactly=False,  # to rounding: who adds up what is left to chance
+        slow=True,
+    ),
     "NewtonCG": Case(
         NewtonCG,
         epochs=20,

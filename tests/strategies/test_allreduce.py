@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sparkdml.comm.topologies.opening import TOPOLOGIES
+from sparkdml.comm.topologies.opening import TOPOLOGIES, open_topology
+from sparkdml.compression.one_bit import OneBit
+from sparkdml.compression.top_k import TopK
 from sparkdml.errors import NonFiniteLoss, ParameterError
+from sparkdml.strategies import allreduce
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import combined_batches, cut
 from sparkdml.testing.threads import train_alone, train_on_threads
@@ -242,3 +245,21 @@ def test_a_rank_that_raises_releases_the_others_whatever_the_topology():
 def test_an_unknown_topology_is_refused():
     with pytest.raises(ParameterError, match="topology must be one of 'auto', 'native', 'ring'"):
         AllReduce(topology="star")
+
+
+@pytest.mark.parametrize("compression", [OneBit(), TopK(0.5)])
+def test_an_exchange_of_its_own_opens_no_other_topology(compression, monkeypatch):
+    opened = []
+
+    def open_and_note(name, comm):
+        opened.append(name)
+        return open_topology(name, comm)
+
+    monkeypatch.setattr(allreduce, "open_topology", open_and_note)
+    train_on_threads(
+        lambda: AllReduce(compression=compression),
+        make_plan(),
+        Schedule(1, 8),
+        cut(make_rows(32), [16, 16]),
+    )
+    assert opened == ["native"] * 2

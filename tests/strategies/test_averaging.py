@@ -80,6 +80,15 @@ def test_several_models_are_averaged_with_their_buffers():
             torch.testing.assert_close(tensor, expected)
 
 
+def test_a_worker_without_rows_adds_nothing():
+    plan = digits_plan(lr=0.1)  # with a metric
+    with_rows, without = (contribution_of(part, plan) for part in cut(digits(60), [60, 0]))
+    total = add_all([with_rows, without])
+    for name, tensor in with_rows.average().items():
+        torch.testing.assert_close(total.average()[name], tensor)
+    assert history_of(total, plan)[0]["accuracy"] == history_of(with_rows, plan)[0]["accuracy"]
+
+
 def test_its_tasks_need_no_slots_at_the_same_time():
     assert num_slots(Averaging().roles(100)) == 1
 

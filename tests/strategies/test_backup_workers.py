@@ -19,9 +19,9 @@ from sparkdml.training.training import Schedule
 NUM_STATS = 6
 
 
-def gradient(number, votes=(0.0, 0.0, 0.0)):
+def gradient(number, votes=(0.0, 0.0, 0.0), rows=1.0):
     """One number, then the stats: weight, rows, loss, votes."""
-    return [torch.tensor([float(number), 1.0, 1.0, 0.0, *votes])]
+    return [torch.tensor([float(number), rows, rows, 0.0, *votes])]
 
 
 class Ranks:
@@ -37,10 +37,10 @@ class Ranks:
         self.waits[rank] = False
         self.sums[rank] += [total[0].tolist() for total in sums]
 
-    def send(self, rank, votes=(0.0, 0.0, 0.0)):
+    def send(self, rank, votes=(0.0, 0.0, 0.0), rows=1.0):
         self.waits[rank] = True
         step = len(self.sums[rank])
-        self.root.arrive(rank, step, gradient(2**rank, votes))
+        self.root.arrive(rank, step, gradient(2**rank, votes, rows))
 
 
 @settings(deadline=None, max_examples=60)
@@ -99,6 +99,48 @@ def test_one_that_is_too_far_behind_is_waited_for():
     ranks.send(1)
     assert len(ranks.sums[1]) == 3
     assert not ranks.waits[0]
+
+
+def test_one_without_rows_takes_nobodys_place():
+    ranks = Ranks(3, 1, max_lag=8)
+    for _ in range(3):
+        ranks.send(0, rows=0.0)
+        ranks.send(1)
+        assert ranks.waits[0]  # the third keeps up, and has rows
+        ranks.send(2)
+    assert [total[2] for total in ranks.sums[0]] == [2.0] * 3
+    assert ranks.root.num_dropped == 0
+
+
+def test_whoever_was_late_is_not_waited_for_by_those_without_rows():
+    ranks = Ranks(3, 1, max_lag=8)
+    ranks.send(0)
+    ranks.send(1)
+    ranks.send(2)  # dropped
+    for _ in range(2):  # in step from now on, but it has lost the last race
+        ranks.send(0, rows=0.0)
+        ranks.send(1, rows=0.0)
+        assert not ranks.waits[0]
+    assert [total[2] for total in ranks.sums[0]] == [2.0, 0.0, 0.0]
+    # Once it has been among the first, it is waited for again.
+    ranks.send(2)
+    ranks.send(2)
+    ranks.send(0)
+    ranks.send(1, rows=0.0)
+    ranks.send(0, rows=0.0)
+    assert ranks.waits[0]
+
+
+@pytest.mark.parametrize("sizes", [[0, 40], [64, 5, 0]])
+def test_rows_of_one_who_keeps_up_are_not_skipped(sizes):
+    """Whoever is alone with rows is never late."""
+    trainings = train_on_threads(
+        BackupWorkers, digits_plan(lr=0.1), Schedule(2, 8), cut(digits(sum(sizes)), sizes)
+    )
+    for row in trainings[0].history:
+        assert row["rows"] + row["skipped_rows"] == sum(sizes)
+        assert row["skipped_rows"] == 0
+    assert_alike(trainings[1:], trainings[0].task.module, rtol=0, atol=0)
 
 
 class StandsStill(nn.Module):

@@ -1,5 +1,6 @@
 """D-PSGD on threads: the recursion of the paper, and what must be right whatever the strategy."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,7 +13,9 @@ from sparkdml.strategies.ad_psgd import ADPSGD
 from sparkdml.strategies.gossip import Gossip
 from sparkdml.strategies.mixing import edges_of, mixing_matrix
 from sparkdml.testing.digits import cut, digits, digits_plan
-from sparkdml.testing.strategy_contract import assert_alike
+from sparkdml.testing.faults import FailsAt, Injected
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
+from sparkdml.testing.strategy_contract import assert_alike, told
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import EMA, Callback, GradientMonitor
 from sparkdml.training.flat import in_order
@@ -150,6 +153,42 @@ def test_a_replica_survives_a_checkpoint_and_a_change_of_the_number_of_ranks():
     train_on_threads(
         Gossip, digits_plan(momentum=0.9), Schedule(1, 8), [digits(16)] * 3, callbacks=[Loads()]
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"precision": "fp16"}])
+def test_what_is_of_each_replica_goes_on_as_it_was(changes):
+    """A moving average, and a loss scale that overflows on one rank alone."""
+    parts = cut(digits(96), [48, 48])
+    parts[1] = {**parts[1], "x": parts[1]["x"] * (300.0 if changes else 2.0)}
+    plan = replace(digits_plan(lr=0.01), **changes)
+    schedule = Schedule(2, 8)
+
+    def train(checkpoints, fails_at=0):
+        def callbacks():
+            return [EMA(0.9), FailsAt(1, fails_at)]
+
+        return train_on_threads(
+            Gossip, plan, schedule, parts, callbacks=callbacks, checkpoints=checkpoints
+        )
+
+    expected, kept = train(MemoryCheckpoints()), MemoryCheckpoints()
+    with pytest.raises(Injected):
+        train(kept, 4)
+    assert 0 < kept.newest.step < 6  # within the first epoch
+    for ours, theirs in zip(train(kept), expected, strict=True):
+        assert told(ours) == told(theirs) == told(expected[0])
+        assert_alike([ours], theirs.task.module, rtol=0, atol=0)
+    if changes:
+        assert expected[0].history[-1]["skipped_steps"] > 0
+
+
+def test_another_graph_is_another_strategy():
+    """A checkpoint is only gone on from by the same one, which it is told by."""
+    pairs = Gossip([(1, 0), (1, 2)])
+    assert repr(pairs) == repr(Gossip([(2, 1), (0, 1)]))
+    assert repr(pairs) != repr(Gossip([(0, 2), (1, 2)]))
+    assert repr(Gossip("random", seed=1)) != repr(Gossip("random", seed=2))
+    assert repr(ADPSGD(seed=1)) != repr(ADPSGD(seed=2))
 
 
 def test_a_graph_that_does_not_fit_the_workers_is_refused_at_the_driver():

@@ -21,7 +21,8 @@ from sparkdml.testing.digits import (
     digits_plan,
     make_normed_reader,
 )
-from sparkdml.testing.faults import Injected
+from sparkdml.testing.faults import Injected, StopAt
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback, LearningRateSchedule
@@ -276,3 +277,26 @@ def test_groups_that_wait_for_each_other_equal_allreduce_step_by_step():
     for one, other in zip(our_path, their_path, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert len({tuple(training.task.params.values.tolist()) for training in ours}) == 1
+
+
+def test_a_run_of_groups_that_was_stopped_within_an_epoch_counts_each_row_once():
+    parts, kept = cut(digits(128), [32] * 4), MemoryCheckpoints()
+    plan = digits_plan(lr=0.0)  # so that losses don't depend on when it was stopped
+
+    def train(stop_at):
+        return train_served(
+            partial(Hybrid, 2),
+            plan,
+            Schedule(2, 8),
+            parts,
+            callbacks=[StopAt(1, stop_at)],
+            checkpoints=kept,
+        )
+
+    assert train(2)[0].is_interrupted
+    assert kept.newest.kind == "step"
+    resumed = train(0)
+    for row in resumed[0].history:
+        assert row["rows"] == 128.0
+        assert row["loss"] == pytest.approx(resumed[0].history[1]["loss"], rel=1e-5)
+        assert row["accuracy"] == resumed[0].history[1]["accuracy"]

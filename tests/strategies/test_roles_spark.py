@@ -66,8 +66,19 @@ def assert_alike(model, expected):
         assert one == pytest.approx(other, rel=1e-3)
 
 
+class GroupsShareMemory(dml.Callback):
+    """In every worker: on one host no gradient goes through a socket."""
+
+    def __init__(self, group_of):
+        self._group_of = group_of
+
+    def on_run_start(self, training):
+        assert self._group_of(training.strategy).topology == "shared-memory"
+
+
 def test_layers_equal_allreduce(rows, expected):
-    assert_alike(fit(rows, LayeredSGD(2, "torch")), expected)
+    shares = GroupsShareMemory(lambda strategy: strategy._group)
+    assert_alike(fit(rows, LayeredSGD(2, "torch"), callbacks=[shares]), expected)
 
 
 def test_servers_equal_allreduce(rows, expected):
@@ -75,7 +86,9 @@ def test_servers_equal_allreduce(rows, expected):
 
 
 def test_groups_before_servers_equal_allreduce(rows, expected):
-    assert_alike(fit(rows, Hybrid(2, consistency=BSP(), backend="torch")), expected)
+    shares = GroupsShareMemory(lambda strategy: strategy._hybrid.group)
+    hybrid = Hybrid(2, consistency=BSP(), backend="torch")
+    assert_alike(fit(rows, hybrid, callbacks=[shares]), expected)
 
 
 def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):

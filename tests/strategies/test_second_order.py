@@ -185,6 +185,42 @@ def test_backups_compute_what_a_slow_rank_has_not_come_to(method):
     assert_alike(runs[2], runs[None][0].task.module, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("backups", [False, True])
+def test_a_step_that_does_not_divide_by_the_workers_goes_on(backups):
+    """24 rows on 5 ranks: with backups all take 5, so that batches are whoever's the same."""
+    few, kept, plan = {n: v[:100] for n, v in tumours().items()}, MemoryCheckpoints(), make_plan()
+    make = partial(LBFGS, l2=0.1, tolerance=1e-9, backups=backups)
+    train_on_threads(make, plan, Schedule(1, 8), cut(few, [40, 30, 30]), checkpoints=kept)
+    parts = cut(few, [40, 0, 0, 30, 30])
+    resumed = train_on_threads(make, plan, Schedule(60, 8), parts, checkpoints=kept)
+    assert {row["rows"] for row in resumed[0].history} == {100}
+    expected = train_on_threads(partial(make, backups=False), plan, Schedule(60, 64), [few])
+    assert_alike(resumed, expected[0].task.module, rtol=0, atol=1e-7)
+
+
+class NotesSizes(nn.Linear):
+    """Of what it is given in one piece."""
+
+    def __init__(self, sizes):
+        super().__init__(30, 1, dtype=torch.float64)
+        self._sizes = sizes
+
+    def forward(self, x):
+        self._sizes.add(len(x))
+        return super().forward(x)
+
+
+def test_hessian_and_gradient_are_of_the_same_pieces():
+    """24 rows a step on 2 ranks are 12 each, which 8 at once makes 6 and 6: else BatchNorm would
+    make two functions of it."""
+    few, kept, sizes = {n: v[:96] for n, v in tumours().items()}, MemoryCheckpoints(), set()
+    plan = make_plan(model=partial(NotesSizes, sizes), batch_size=8)
+    train_on_threads(NewtonCG, plan, Schedule(1, 8), cut(few, [32, 32, 32]), checkpoints=kept)
+    sizes.clear()
+    train_on_threads(NewtonCG, plan, Schedule(2, 8), cut(few, [48, 48]), checkpoints=kept)
+    assert sizes == {6}
+
+
 def test_metric_objects_are_refused_with_backups():
     metric = BinaryAccuracy()
     plan = make_plan(metrics={"accuracy": metric})

@@ -80,6 +80,8 @@ class SharedMemoryCommunicator(OwnAllreduce):
             return super().broadcast_(tensor, root)
         self._check_open()
         if tensor.numel() > 0:
+            if self.rank == root:
+                self.traffic.sent(tensor.nbytes)
             send = partial(self._exchange.broadcast_, root=root)
             self._order.do(lambda: in_flat(tensor, send))
         return tensor
