@@ -1,23 +1,34 @@
 """Every topology beside Horovod's and torch's own, and W1's loop with shared memory.
 
-`python benchmarks/collectives.py --help`. All ways to sum take turns in the same processes, and so
-do the fits: only measurements of one round are divided by each other. With 4 ranks on 2 cores,
-ranks wait for a core as well as for each other.
+`python benchmarks/collectives.py --help`. All ways to sum take turns, and so do the fits: only
+measurements of one round are divided by each other. With more ranks than cores, ranks wait for a
+core as well as for each other.
+
+Each backend has a gang of processes to itself: Horovod's thread wakes every millisecond, also when
+there is nothing to do, and in the processes of others it would take their cycles. In every round,
+for every size, each gang has its turn: Horovod's, then torch's with our topologies. The gang whose
+turn it isn't is stopped (SIGSTOP), threads and all; it is so only between its calls, when none of
+its ranks is in a sum.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":  # run by its path: the repository isn't on the path yet
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.collective_ranks import HOROVOD, time_in_turns
+from benchmarks.collective_ranks import HOROVOD, open_sums, time_sums
 from benchmarks.contenders.bare_torchrun import BareTorchrun
 from benchmarks.contenders.base import Bench, Contender
 from benchmarks.contenders.feed_limit import FeedLimit
@@ -26,12 +37,18 @@ from benchmarks.measurement import IN_STEP, LATER_EPOCHS, Measurement, allreduce
 from benchmarks.ratios import Round, Spread, metrics_in, seconds_of, times_as_fast
 from benchmarks.session import prepare_environment
 from benchmarks.workloads import W1, Training
+from sparkdml.comm.backends import horovod_available
+
+if TYPE_CHECKING:
+    from sparkdml.testing.rank_processes import RankProcesses
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHARED = "shared-memory"
 RANKS = (2, 4)
-SIZES, REPEATS = (1_000, 100_000, 10_000_000), (200, 100, 8)
-QUICK_SIZES, QUICK_REPEATS = (1_000, 100_000), (20, 10)
+SIZES, QUICK_SIZES = (1_000, 100_000, 10_000_000), (1_000, 100_000)
+# Of one size, in one gang. Nobody may be stopped for the 120 s after which Horovod's thread, which
+# agrees with its peers all the time, takes them for lost: see HOROVOD_GLOO_TIMEOUT_SECONDS.
+TURN_SECONDS = 100.0
 
 
 @dataclass(frozen=True)
@@ -57,17 +74,61 @@ LOOP_AIMS = [
 ]
 
 
-def measure_sums(ranks: int, rounds: int, quick: bool) -> list[Round]:
+def measure_sums(ranks: int, rounds: int, sizes: Sequence[int], quick: bool) -> list[Round]:
     from sparkdml.testing.rank_processes import RankProcesses
 
-    sizes, repeats = (QUICK_SIZES, QUICK_REPEATS) if quick else (SIZES, REPEATS)
+    backends = ["horovod", "torch"] if horovod_available() else ["torch"]
+    with ExitStack() as stack:
+        gangs = []
+        for backend in backends:
+            gang = stack.enter_context(RankProcesses(backend, ranks, TURN_SECONDS))
+            stack.enter_context(continued_at_the_end(gang))
+            with turn_of(gang):
+                gang.run(open_sums, backend)
+            gangs.append(gang)
+        return [measure_round(gangs, sizes, quick) for _ in range(rounds)]
+
+
+def measure_round(gangs: Sequence[RankProcesses], sizes: Sequence[int], quick: bool) -> Round:
     load = os.getloadavg()[0]
-    with RankProcesses(None, ranks, timeout_seconds=60.0 * rounds) as processes:
-        found = processes.run(time_in_turns, sizes, repeats, rounds)[0]
-    return [
-        {name: Measurement(seconds, load_average=load) for name, seconds in entry.items()}
-        for entry in found
-    ]
+    seconds: dict[str, dict[str, float]] = defaultdict(dict)
+    for size in sizes:
+        for gang in gangs:
+            with turn_of(gang):
+                found = gang.run(time_sums, size, repeats(size, quick))[0]
+            for name, taken in found.items():
+                seconds[name][allreduce_metric(size)] = taken
+    return {name: Measurement(each, load_average=load) for name, each in seconds.items()}
+
+
+@contextmanager
+def turn_of(gang: RankProcesses) -> Iterator[None]:
+    """The gang runs in here, and nowhere else."""
+    tell(gang, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        tell(gang, signal.SIGSTOP)
+
+
+def continued_at_the_end(gang: RankProcesses) -> subprocess.Popen[bytes]:
+    """By a shell whose input ends with this process, even if it is killed.
+
+    Ranks that are stopped can't see that they are no longer needed, and would stay for ever.
+    """
+    script = ["sh", "-c", 'read -r nothing; kill -CONT "$@"', "sh", *map(str, gang.pids)]
+    return subprocess.Popen(script, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def tell(gang: RankProcesses, number: signal.Signals) -> None:
+    for pid in gang.pids:
+        os.kill(pid, number)
+
+
+def repeats(size: int, quick: bool) -> int:
+    """Short sums vary more, and long ones take their time."""
+    count = max(8, min(200, 10_000_000 // size))
+    return max(1, count // 10) if quick else count
 
 
 def measure_loop(work: Training, rounds: int, bench: Bench) -> list[Round]:
@@ -104,13 +165,13 @@ def table(rounds: Sequence[Round], against: str, in_ms: bool) -> list[str]:
     return [*lines, "", f"In brackets: how many times as fast as {against} (least to most)."]
 
 
-def judge(rounds: Sequence[Round], aims: Sequence[Aim]) -> list[str]:
+def judge(rounds: Sequence[Round], aims: Sequence[Aim], where: str) -> list[str]:
     lines = []
     for aim in aims:
         ratio = times_as_fast(rounds, aim.contender, [aim.other], aim.metric)
         if ratio is not None:
             reached = "yes" if ratio.median >= aim.at_least else "no"
-            what = f"{aim.metric}: {aim.contender} against {aim.other}"
+            what = f"{where}, {aim.metric}: {aim.contender} against {aim.other}"
             lines.append(f"| {what} | {aim.at_least:g} | {_describe(ratio)} | {reached} |")
     return lines
 
@@ -119,25 +180,37 @@ def _describe(ratio: Spread) -> str:
     return f"{ratio.median:.2f}; {ratio.low:.2f} to {ratio.high:.2f}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("benchmarks/collectives.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--only", choices=("sums", "loop"), help="one of the two parts")
+    parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS), help="of the sums")
+    parser.add_argument("--sizes", type=int, nargs="+", help="of the sums, in floats")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one fit")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1 but got {options.rounds}")
+    if min(options.ranks) < 2:
+        parser.error(f"--ranks must be at least 2 but got {min(options.ranks)}")
+    options.sizes = options.sizes or list(QUICK_SIZES if options.quick else SIZES)
+    if min(options.sizes) < 1:
+        parser.error(f"--sizes must be at least 1 but got {min(options.sizes)}")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
     prepare_environment()
     options.results.mkdir(parents=True, exist_ok=True)
     lines, judged = ["# Collectives", ""], []
     if options.only != "loop":
-        for ranks in RANKS:
-            sums = measure_sums(ranks, options.rounds, options.quick)
+        for ranks in options.ranks:
+            sums = measure_sums(ranks, options.rounds, options.sizes, options.quick)
             against = HOROVOD if HOROVOD in sums[0] else next(iter(sums[0]))
             lines += [f"## {ranks} ranks", "", *table(sums, against, in_ms=True), ""]
-            judged += judge(sums, SUM_AIMS) if ranks == 2 else []
+            judged += judge(sums, SUM_AIMS, f"{ranks} ranks")
     if options.only != "sums":
         rows = 16_000 if options.quick else W1.rows
         work = replace(W1, name="W1-steady", rows=rows, epochs=2 if options.quick else 4)
@@ -147,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             bench.close()
         lines += ["## W1's loop", "", *table(loop, FeedLimit.name, in_ms=False), ""]
-        judged += judge(loop, LOOP_AIMS)
+        judged += judge(loop, LOOP_AIMS, "W1")
     lines += ["## Aims", "", "| | wanted | measured | reached |", "|---|---|---|---|", *judged]
     text = "\n".join(lines)
     (options.results / "collectives.md").write_text(text + "\n")

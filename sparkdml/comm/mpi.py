@@ -92,7 +92,7 @@ class MPICommunicator(ComposedCommunicator):
         server = driver.get(SERVER_KEY).decode()
         mpi = _initialise(server, world.interface)
         try:
-            return cls(mpi, _unite(mpi, store, world), alarm)
+            return cls(mpi, _unite(mpi, store, world, arrival_timeout_seconds), alarm)
         except mpi.Exception as error:
             raise _failed(error, alarm) from error
 
@@ -240,10 +240,10 @@ def _set_by_the_user(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: os.environ[name] for name in settings if name in os.environ}
 
 
-def _unite(mpi: Any, store: Any, world: World) -> Any:
+def _unite(mpi: Any, store: Any, world: World, arrival_timeout_seconds: float) -> Any:
     """One communicator of all ranks: rank 0 opens a port, the others join in their order."""
     comm = mpi.COMM_SELF
-    wait = timedelta(seconds=ARRIVAL_TIMEOUT_SECONDS)
+    wait = timedelta(seconds=arrival_timeout_seconds)
     if world.rank == 0:
         port = mpi.Open_port()
         store.set("mpi/port", port)

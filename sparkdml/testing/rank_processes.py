@@ -86,6 +86,10 @@ class RankProcesses:
         assert self._rendezvous is not None, "not started"
         return self._rendezvous
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     def run(
         self, function: Callable[..., Any], *args: Any, ranks: list[int] | None = None
     ) -> list[Any]:

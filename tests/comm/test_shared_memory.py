@@ -6,18 +6,22 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sparkdml.comm.base import Communicator
+from sparkdml.comm.base import Communicator, ReduceOp
 from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.comm.shared_memory import exchange
 from sparkdml.comm.shared_memory.communicator import SharedMemoryCommunicator
-from sparkdml.comm.shared_memory.exchange import CHUNK_BYTES, PARTS_BYTES
+from sparkdml.comm.shared_memory.exchange import CHUNK_BYTES, PARTS_BYTES, Exchange
 from sparkdml.comm.shared_memory.hosts import grouped
+from sparkdml.comm.shared_memory.segment import Segment
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.communicator_contract import CommunicatorContract, OnEveryRank
@@ -57,12 +61,23 @@ class TestContract(CommunicatorContract):
         return lambda check: processes.run(run_check, check.__name__)
 
     pytestmark = pytest.mark.parametrize(
-        "processes", [("torch", 3)], ids=["torch-3"], indirect=True
+        "processes", [("torch", 2), ("torch", 3)], ids=["torch-2", "torch-3"], indirect=True
     )
+
+
+OPS: tuple[ReduceOp, ...] = ("sum", "min", "max", "product", "mean")
 
 
 def tensor_of(rank: int, length: int) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(rank))
+
+
+def reduced(inputs: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+    """What every rank must get, to the bit; and that is close to what float64 gives."""
+    expected = reduce_in_rank_order(inputs, op)
+    exact = reduce_in_rank_order([each.double() for each in inputs], op)
+    torch.testing.assert_close(expected.double(), exact, rtol=1e-5, atol=1e-5)
+    return expected
 
 
 def reduce_lengths(base: Communicator) -> None:
@@ -71,13 +86,35 @@ def reduce_lengths(base: Communicator) -> None:
     part, chunk = PARTS_BYTES // 4, CHUNK_BYTES // 4
     for length in (1, 2, part - 1, part, part + 1, chunk, chunk + 1, 3 * chunk + 7, 5):
         inputs = [tensor_of(rank, length) for rank in range(comm.size)]
-        for op in ("sum", "min", "product", "mean"):
-            expected = reduce_in_rank_order(inputs, op)
+        for op in OPS:
+            expected = reduced(inputs, op)
             for _ in range(2):
                 assert torch.equal(comm.allreduce_(inputs[comm.rank].clone(), op), expected)
         for root in range(comm.size):
             sent = comm.broadcast_(inputs[comm.rank].clone(), root)
             assert torch.equal(sent, inputs[root])
+
+
+def reduce_again_and_again(base: Communicator, dtype: torch.dtype, op: ReduceOp) -> None:
+    """Long tensors that are known beforehand, with other work between the beginning and the end."""
+    comm = shared(base)
+    lengths = [CHUNK_BYTES // dtype.itemsize * 2 + 7, 3, CHUNK_BYTES // dtype.itemsize + 1]
+    tensors = [torch.empty(length, dtype=dtype) for length in lengths]
+    starts = [comm.repeated(tensor, op) for tensor in tensors]
+    for step in range(3):
+        inputs = [
+            [(tensor_of(rank + step, length) * 10).to(dtype) for rank in range(comm.size)]
+            for length in lengths
+        ]
+        for tensor, each in zip(tensors, inputs, strict=True):
+            tensor.copy_(each[comm.rank])
+        works = [start() for start in starts]
+        time.sleep(0.005 * (comm.rank == step % comm.size))  # another one is late each time
+        ones = comm.allreduce_(torch.ones(5))  # comes after all that was begun
+        for work, tensor, each in zip(works, tensors, inputs, strict=True):
+            work.wait()
+            assert torch.equal(tensor, reduce_in_rank_order(each, op))
+        assert ones.tolist() == [comm.size] * 5
 
 
 def read_slowly(base: Communicator, slow_rank: int) -> None:
@@ -97,11 +134,6 @@ def read_slowly(base: Communicator, slow_rank: int) -> None:
             assert torch.equal(summed, 2 * factor * numbers)
     finally:
         exchange._COMBINE["sum"] = combine
-
-
-def report_memory(base: Communicator) -> tuple[int, int]:
-    shared(base)
-    return os.getpid(), os.getuid()
 
 
 def sleep_before_an_allreduce(base: Communicator) -> float:
@@ -136,20 +168,90 @@ def test_nobody_overwrites_what_a_slow_rank_has_not_read(slow_rank: int) -> None
         two.run(read_slowly, slow_rank)
 
 
+# Two ranks go another way than three or more.
+@pytest.mark.parametrize(
+    "processes", [("torch", 2), ("torch", 4)], ids=["torch-2", "torch-4"], indirect=True
+)
+class TestLengths:
+    @pytest.fixture(autouse=True)
+    def no_leaks(self) -> None:
+        """In place of the suite's: the processes outlive a test."""
+
+    def test_sums_are_in_rank_order_whatever_the_length(self, processes: RankProcesses) -> None:
+        processes.run(reduce_lengths)
+
+    @pytest.mark.parametrize("op", ["sum", "max"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int16])
+    def test_what_was_begun_is_finished_later(
+        self, processes: RankProcesses, dtype: torch.dtype, op: ReduceOp
+    ) -> None:
+        processes.run(reduce_again_and_again, dtype, op)
+
+
+class OneProcess(Segment):
+    """Memory for ranks that are threads, which can't leave seats: those are a process's."""
+
+    def has_left(self, seat: int) -> bool:
+        return False
+
+
+@contextmanager
+def memory_in_small_chunks(size: int) -> Iterator[Segment]:
+    """Of 16 floats each, which threads meet in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "CHUNK_BYTES", 64)
+        patch.setattr(exchange, "PARTS_BYTES", 24)
+        memory, _ = OneProcess.create()
+        try:
+            memory.allocate(Exchange.num_bytes(size))
+            memory.map(Exchange.num_bytes(size), 0)
+            Exchange.initialise(memory, size)
+            yield memory
+        finally:
+            memory.close()
+
+
+@settings(max_examples=100)
+@given(
+    size=st.integers(2, 5),
+    calls=st.lists(
+        st.tuples(st.integers(1, 90), st.sampled_from(OPS), st.booleans()), min_size=1, max_size=5
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_every_chunk_is_that_of_float64_and_the_same_everywhere(size, calls, seed):
+    """Some calls are only begun, and finished after all the others."""
+    inputs = [
+        [tensor_of(seed + size * number + rank, length) for rank in range(size)]
+        for number, (length, _, _) in enumerate(calls)
+    ]
+
+    def on_rank(base, memory):
+        comm = SharedMemoryCommunicator(base, Exchange(memory, base.rank, size, base.check))
+        tensors = [each[comm.rank].clone() for each in inputs]
+        works = []
+        for tensor, (_, op, begins) in zip(tensors, calls, strict=True):
+            works.append(comm.allreduce_async_(tensor, op))
+            if not begins:
+                works[-1].wait()
+        for work in works:
+            work.wait()
+        return tensors
+
+    with memory_in_small_chunks(size) as memory:
+        results = run_threads(size, lambda base: on_rank(base, memory))
+    for number, (_, op, _) in enumerate(calls):
+        expected = reduced(inputs[number], op)
+        assert all(torch.equal(tensors[number], expected) for tensors in results)
+
+
 class TestFourRanks:
     @pytest.fixture(autouse=True)
     def no_leaks(self) -> None:
         """In place of the suite's: the processes outlive a test."""
 
-    def test_sums_are_in_rank_order_whatever_the_length(self, four: RankProcesses) -> None:
-        four.run(reduce_lengths)
-
     def test_waiting_for_a_slow_peer_takes_no_processor(self, four: RankProcesses) -> None:
         assert four.run(sleep_before_an_allreduce)[0] < 0.3
-
-    def test_it_has_no_name_that_could_be_left_behind(self, four: RankProcesses) -> None:
-        four.run(report_memory)
-        assert not list(Path("/dev/shm").glob("*sparkdml*"))
 
     def test_different_calls_are_told_apart(self, four: RankProcesses) -> None:
         messages = four.run(call_different_things)
@@ -161,6 +263,44 @@ class TestFourRanks:
 def reduce_for_ever(comm: Communicator) -> None:
     while True:
         comm.allreduce_(torch.ones(100_000))
+
+
+def say_so_and_reduce_for_ever(base: Communicator, sign: str) -> None:
+    comm = shared(base)
+    comm.allreduce_(torch.ones(100_000))
+    Path(sign, str(comm.rank)).touch()
+    reduce_for_ever(comm)
+
+
+def files_of(process: Path) -> Iterator[str]:
+    """What it has open or mapped; nothing where it has ended meanwhile, or isn't ours."""
+    with suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with suppress(OSError):
+                yield os.readlink(descriptor)
+        yield from (line.split()[-1] for line in (process / "maps").read_text().splitlines())
+
+
+def abandoned(paths: set[Path]) -> set[Path]:
+    """Files of this user that no living process has open or mapped."""
+    in_use = {name for process in Path("/proc").glob("[0-9]*") for name in files_of(process)}
+    free = {path for path in paths if str(path) not in in_use}
+    return {path for path in free if path.exists() and path.stat().st_uid == os.getuid()}
+
+
+def test_killed_ranks_leave_nothing_behind(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    before = set(memory.iterdir())
+    with RankProcesses("torch", 3) as ranks:
+        ranks.begin(say_so_and_reduce_for_ever, str(tmp_path))
+        deadline = time.monotonic() + 30
+        while len(os.listdir(tmp_path)) < 3:
+            assert time.monotonic() < deadline, "the ranks don't reduce"
+            time.sleep(0.01)
+        for rank in (1, 0, 2):
+            ranks.kill(rank)
+        # Other programs may make files there at any time, but then they have them open.
+        assert not abandoned(set(memory.iterdir()) - before)
 
 
 def reduce_until_a_peer_dies(base: Communicator, victim: int) -> tuple[float, str]:
