@@ -26,6 +26,9 @@ class Tally:
         elif event["kind"] == "client":  # of a parameter server: what it sent to this worker
             self._sums["sent_bytes"] += event["bytes_pulled"]
             self._sums["messages"] += event["pulls"]
+        elif event["kind"] == "communicator":  # of a group, which has no rows
+            self._sums["sent_bytes"] += event["bytes"]
+            self._sums["messages"] += event["messages"]
 
     def means(self) -> dict[str, Any]:
         """Of a worker: what helpers without rows (communicators, servers) sent is shared out."""

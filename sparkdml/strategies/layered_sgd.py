@@ -65,6 +65,8 @@ class LayeredSGD(StepStrategy):
         with self._join(role, ctx) as group, open_wire(group, ctx) as self._group:
             if role == "communicator":
                 self._relay(training)
+                num_bytes, messages = ctx.traffic.take()
+                ctx.event("communicator", bytes=num_bytes, messages=messages)
             else:
                 super().run(role, training)
                 training.task.params.zero()

@@ -15,6 +15,7 @@ from sparkdml.comparison.compare import SINGLE, compare
 from sparkdml.comparison.outcome import Outcome, distance, on_frontier
 from sparkdml.comparison.result import Comparison
 from sparkdml.comparison.tally import Tally
+from sparkdml.training.totals import NUM_FIXED_STATS
 
 costs = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=8)
 
@@ -67,6 +68,18 @@ def test_what_servers_send_is_shared_out():
     for rank in (0, 1):  # pushes are in the workers' own traffic
         tally.handle(rank, {"kind": "client", **told})
     assert (tally.means()["sent_bytes"], tally.means()["messages"]) == (30, 3)
+    tally.handle(2, {"kind": "communicator", "bytes": 10, "messages": 2})
+    assert (tally.means()["sent_bytes"], tally.means()["messages"]) == (35, 4)
+
+
+@pytest.mark.spark
+def test_what_a_communicator_sends_is_counted(spark):
+    """2 workers give S into memory; their communicator nothing but that, and the sum."""
+    [found] = compare(make_estimator(), make_rows(spark), [dml.LayeredSGD(2)], single=False)
+    assert found.error is None
+    num_bytes = 4 * (15 + NUM_FIXED_STATS)  # of a step: gradients, and stats behind them
+    assert found.sent_bytes >= found.steps * num_bytes * (2 + 1 + 1) / 2
+    assert found.sent_bytes < found.steps * num_bytes * 2.5
 
 
 def test_the_table_says_what_failed():
