@@ -38,7 +38,7 @@ BACKENDS = [
 ]
 CASES = {**GANGS, **SECOND_ORDER}
 # Two runs of these differ, as their workers take what comes first.
-BY_CHANCE = ("Hogwild", "ADPSGD")
+BY_CHANCE = ("Hogwild", "ADPSGD", "LBFGS-backups")
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
