@@ -255,8 +255,8 @@ def _unite(mpi: Any, store: Any, world: World, arrival_timeout_seconds: float) -
                 store.wait([f"mpi/turn/{newcomer}"], wait)
             except RuntimeError as error:
                 raise CommunicationError(
-                    f"rank {newcomer} waited {arrival_timeout_seconds:g} s for its turn to join the "
-                    "others over MPI: look at the ranks before it"
+                    f"rank {newcomer} waited {arrival_timeout_seconds:g} s for its turn to join "
+                    "the others over MPI: look at the ranks before it"
                 ) from error
             port = store.get("mpi/port").decode()
             comm = mpi.COMM_SELF.Connect(port).Merge(high=True)
