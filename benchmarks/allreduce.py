@@ -26,11 +26,18 @@ def time_allreduce(
         sum_in_place(tensor)
         if not bool((tensor == WORKERS).all()):
             raise RuntimeError(f"{WORKERS} ranks of ones must sum to {WORKERS}, got {tensor[:4]}")
-        taken = []
-        for _ in range(_UNTIMED + repeats):
-            tensor.fill_(1.0)
-            start = time.perf_counter()
-            sum_in_place(tensor)
-            taken.append(time.perf_counter() - start)
-        seconds[allreduce_metric(size)] = statistics.median(taken[_UNTIMED:])
+        seconds[allreduce_metric(size)] = median_seconds(sum_in_place, tensor, repeats, _UNTIMED)
     return seconds
+
+
+def median_seconds(
+    sum_in_place: Callable[[Tensor], object], tensor: Tensor, count: int, num_untimed: int
+) -> float:
+    """Of `count` sums of ones, after some that are not timed."""
+    taken = []
+    for _ in range(num_untimed + count):
+        tensor.fill_(1.0)
+        start = time.perf_counter()
+        sum_in_place(tensor)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[num_untimed:])

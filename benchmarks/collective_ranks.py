@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from benchmarks.allreduce import median_seconds
 from sparkdml.comm.base import Communicator
 from sparkdml.comm.topologies.opening import TOPOLOGIES, open_topology
 
@@ -39,7 +38,7 @@ def time_sums(comm: Communicator, size: int, count: int) -> dict[str, float]:
     tensor = torch.empty(size)
     measured = {}
     for name, sum_in_place in _opened.items():
-        measured[name] = _median_seconds(sum_in_place, tensor, count)
+        measured[name] = median_seconds(sum_in_place, tensor, count, _UNTIMED)
         if not bool((tensor == comm.size).all()):
             raise RuntimeError(f"{name}: {comm.size} ranks of ones must sum to {comm.size}")
     return measured
@@ -50,13 +49,3 @@ def _horovods_own(tensor: Tensor) -> None:
 
     # Horovod tells tensors apart by name: one that stays lets it use its response cache.
     hvd.allreduce_(tensor, op=hvd.Sum, name=f"floats-{tensor.numel()}")
-
-
-def _median_seconds(sum_in_place: SumInPlace, tensor: Tensor, count: int) -> float:
-    taken = []
-    for _ in range(_UNTIMED + count):
-        tensor.fill_(1.0)
-        start = time.perf_counter()
-        sum_in_place(tensor)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[_UNTIMED:])
