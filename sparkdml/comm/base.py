@@ -20,6 +20,8 @@ from sparkdml.comm.traffic import Traffic
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
+NATIVE = "native"  # the topology of a backend that reduces in its own way
+
 
 @dataclass(frozen=True)
 class World:
@@ -83,6 +85,7 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    topology = NATIVE  # how it reduces, for those who watch
 
     @cached_property
     def traffic(self) -> Traffic:

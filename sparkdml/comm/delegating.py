@@ -9,23 +9,14 @@ from torch import Tensor
 from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
 from sparkdml.comm.traffic import Traffic
 
-NATIVE = "native"
-
 
 class DelegatingCommunicator(Communicator):
     """The same as `base`, which is borrowed: closing this one does not close it."""
-
-    topology = NATIVE  # how it reduces, for those who watch
 
     def __init__(self, base: Communicator) -> None:
         self.base = base
         self.rank, self.size = base.rank, base.size
         self.traffic = base.traffic
-
-    @property
-    def is_native(self) -> bool:
-        """Whether it does nothing but pass on."""
-        return self.topology == NATIVE
 
     def before(self) -> None:
         """Called before anything is passed on."""

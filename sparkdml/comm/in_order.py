@@ -48,7 +48,12 @@ class InOrder:
     @property
     def is_idle(self) -> bool:
         """Whether all that was begun is done, and nothing has failed."""
-        return not self._steps and not self._doing.locked() and self._failure is None
+        return not self._steps and self.is_at_rest and self._failure is None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nobody is at work; once closed, nobody will be."""
+        return not self._doing.locked()
 
     def finish(self) -> None:
         """Do all that was begun."""

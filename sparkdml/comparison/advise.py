@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sparkdml.comm.topologies.opening import open_topology
 from sparkdml.comparison.advice import Advice
 from sparkdml.comparison.costs import Measured, Network
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.runtime.context import NO_ROWS
 from sparkdml.runtime.driver import launch
 from sparkdml.strategies.allreduce import AllReduce
+from sparkdml.strategies.wires import open_wire
 from sparkdml.training.task import Task, TaskPlan
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ class Probe:
         step = self._steps(ctx, task) if rows else None
         ctx.comm.barrier()
         gradients = task.params.grads
-        # As `AllReduce` opens it: gradients on a GPU are always reduced natively.
-        topology = self.topology if ctx.device.type == "cpu" else "native"
-        wire = open_topology(topology, ctx.comm)
-        with wire:
+        with open_wire(ctx.comm, ctx, self.topology) as wire:
             return Found(
                 rows=rows,
                 read=read,

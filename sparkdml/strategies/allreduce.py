@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.state import State
-from sparkdml.comm.base import Communicator, Work
-from sparkdml.comm.topologies.opening import TOPOLOGIES, open_topology
+from sparkdml.comm.base import NATIVE, Communicator, Work
+from sparkdml.comm.topologies.opening import TOPOLOGIES
 from sparkdml.compression.base import Compression, Reducer, Uncompressed
 from sparkdml.errors import ParameterError
-from sparkdml.observe.timeline.tracing import traced
 from sparkdml.strategies.base import StepStrategy
+from sparkdml.strategies.wires import open_wire
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
@@ -90,18 +90,13 @@ class AllReduce(StepStrategy):
 
     def _open_wire(self, training: Training) -> Communicator:
         """What the gradients are reduced by: this strategy's own, beside the worker's `comm`."""
-        ctx, name = training.ctx, self.topology
-        if ctx.device.type != "cpu":
-            if name not in ("auto", "native"):
-                allowed = "'auto' or 'native' where gradients are on a GPU"
-                raise ParameterError("topology", name, allowed, "NCCL knows the links between them")
-            name = "native"
+        ctx, topology = training.ctx, self.topology
         if self.compression is not None and not self.compression.any_topology:
-            name = "native"  # its exchange goes over the backend's own messages
-        wire = open_topology(name, ctx.comm)
+            topology = NATIVE  # its exchange goes over the backend's own messages
+        wire = open_wire(ctx.comm, ctx, topology)
         if ctx.rank == 0:
             ctx.event("topology", asked=self.topology, used=wire.topology)
-        return wire if wire.is_native else traced(wire, ctx.spans)
+        return wire
 
     def start(self, training: Training) -> None:
         comm, task = training.ctx.comm, training.task

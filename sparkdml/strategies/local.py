@@ -70,11 +70,8 @@ class LocalStrategy(Strategy):
 
     def run(self, role: str, training: Training) -> None:
         self._task: Task = training.task
-        try:
-            with open_wire(training.ctx.comm, training.ctx) as self._comm:
-                self._run(training)
-        finally:
-            self._comm = training.ctx.comm  # whoever keeps the strategy keeps no memory mapped
+        with open_wire(training.ctx.comm, training.ctx) as self._comm:
+            self._run(training)
 
     def _run(self, training: Training) -> None:
         task, clock, spans = training.task, training.clock, training.spans

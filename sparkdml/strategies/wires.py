@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdml.comm.base import Communicator
+from sparkdml.comm.base import NATIVE, Communicator
 from sparkdml.comm.topologies.opening import open_topology
+from sparkdml.errors import ParameterError
 from sparkdml.observe.timeline.tracing import traced
 
 if TYPE_CHECKING:
     from sparkdml.runtime.context import Context
 
 
-def open_wire(comm: Communicator, ctx: Context) -> Communicator:
-    """The fastest way to reduce among the ranks of `comm`, which is borrowed; every rank calls it.
+def open_wire(comm: Communicator, ctx: Context, topology: str = "auto") -> Communicator:
+    """What reduces by this topology among the ranks of `comm`, which is borrowed.
 
-    Memory, where all of them are on one host; NCCL's own between GPUs.
+    Every rank calls it. "auto" is the fastest way: memory, where all ranks are on one host. What is
+    on a GPU is always reduced natively.
     """
-    wire = open_topology("auto" if ctx.device.type == "cpu" else "native", comm)
-    return wire if wire.is_native else traced(wire, ctx.spans)
+    if ctx.device.type != "cpu":
+        if topology not in ("auto", NATIVE):
+            allowed = "'auto' or 'native' where gradients are on a GPU"
+            raise ParameterError("topology", topology, allowed, "NCCL knows the links between them")
+        topology = NATIVE
+    wire = open_topology(topology, comm)
+    return wire if wire.topology == NATIVE else traced(wire, ctx.spans)

@@ -377,6 +377,29 @@ def test_without_memory_on_one_rank_all_do_without() -> None:
             assert ranks.run(refuse_memory, rank) == [True] * 3
 
 
+def keep_it_closed(base: Communicator) -> tuple[int, str]:
+    """How many files are open for what is kept, and what a kept call of it says."""
+    before = len(os.listdir("/proc/self/fd"))
+    comm = SharedMemoryCommunicator.open(base)
+    assert comm is not None
+    tensor = torch.ones(3)
+    begin = comm.repeated(tensor)
+    begin().wait()
+    comm.broadcast_(torch.ones(PARTS_BYTES))
+    unawaited = comm.allreduce_async_(tensor)
+    comm.close()
+    with pytest.raises(CommunicationError, match="closed"):
+        unawaited.wait()
+    with pytest.raises(CommunicationError) as caught:
+        begin()
+    return len(os.listdir("/proc/self/fd")) - before, str(caught.value)
+
+
+def test_who_keeps_a_closed_one_keeps_no_memory() -> None:
+    with RankProcesses("torch", 3) as ranks:
+        assert ranks.run(keep_it_closed) == [(0, "this communicator is closed")] * 3
+
+
 def test_threads_of_one_process_do_without() -> None:
     assert run_threads(3, SharedMemoryCommunicator.open) == [None] * 3
 

@@ -87,11 +87,14 @@ class SharedMemoryCommunicator(OwnAllreduce):
         return tensor
 
     def _release(self) -> None:
-        self._exchange.close()
+        if self._order.is_at_rest:
+            self._exchange.close()
+        else:
+            self._exchange.leave()
         if self._owns_base:
             self.base.close()
 
     def _release_at_once(self) -> None:
-        self._exchange.close()
+        self._exchange.leave()
         if self._owns_base:
             self.base.abort()

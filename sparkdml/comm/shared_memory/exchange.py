@@ -76,7 +76,6 @@ class Exchange:
             for place in range(size)
         ]
         self._places = torch.split(segment.bytes[places_at:], CHUNK_BYTES)
-        self._sums = self._places[_TURNS * size]
 
     @staticmethod
     def num_bytes(size: int) -> int:
@@ -128,13 +127,14 @@ class Exchange:
 
     def add_by_parts(self, chunk: Tensor, turn: int, note: int, combine: Combine) -> None:
         self._meet(turn, note)
-        sums = self._sums.view(chunk.dtype)[: chunk.numel()].tensor_split(self.size)
+        room = self._places[_TURNS * self.size]
+        sums = room.view(chunk.dtype)[: chunk.numel()].tensor_split(self.size)
         places = self._places_of(chunk.dtype, chunk.numel(), turn)
         own = [place.tensor_split(self.size)[self._rank] for place in places]
         _combine_all(own, combine, sums[self._rank])
         # Nobody writes here again before all have come to the next meeting, and so have read it.
         self._signals.meet()
-        ctypes.memmove(chunk.data_ptr(), self._sums.data_ptr(), chunk.nbytes)
+        ctypes.memmove(chunk.data_ptr(), room.data_ptr(), chunk.nbytes)
 
     def _places_of(self, dtype: torch.dtype, count: int, turn: int) -> list[Tensor]:
         """The first items of every rank's place; kept, since training asks for the same again."""
@@ -151,8 +151,16 @@ class Exchange:
         calls = ", ".join(f"rank {rank}: {_read_note(note)}" for rank, note in enumerate(notes))
         raise CommunicationError(f"ranks called different collectives: {calls}")
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """The others see that this rank is gone; a thread may still be at work in the memory."""
         self._segment.close()
+
+    def close(self) -> None:
+        """Leave, and let go of the memory, in which nobody may be at work any more."""
+        self.leave()
+        self._segment.unmap()
+        self._views.clear()
+        self._places, self._addresses = (), []
 
 
 class Reduction:

@@ -100,7 +100,11 @@ class Segment:
         return torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Leave the seat. The memory goes with this object: a thread may still be at work in it."""
+        """Leave the seat. What is mapped stays: a thread may still be at work in it."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+    def unmap(self) -> None:
+        """Let go of the memory, which goes with the last tensor in it."""
+        self._memory = None

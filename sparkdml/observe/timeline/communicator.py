@@ -39,7 +39,7 @@ class TracedCommunicator(Communicator):
     def __init__(self, inner: Communicator, spans: SpanRecorder) -> None:
         self._inner, self._spans = inner, spans
         self.rank, self.size = inner.rank, inner.size
-        self.traffic = inner.traffic
+        self.traffic, self.topology = inner.traffic, inner.topology
 
     def count_into(self, traffic: Traffic) -> None:
         super().count_into(traffic)
