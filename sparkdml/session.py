@@ -15,8 +15,8 @@ DAEMON = "spark.python.daemon.module"
 SETTINGS = {
     # Python workers are forked from a process that has torch already: a second less each.
     DAEMON: "sparkdml.daemon",
-    # Spark keeps a daemon for each set of variables, and only its SQL tasks have this one: with it in
-    # RDDs' tasks too (`dml.run`, `createDataFrame`), torch is imported once and not twice.
+    # Spark keeps a daemon for each set of variables, and only its SQL tasks have this one: with it
+    # in RDDs' tasks too (`dml.run`, `createDataFrame`), torch is imported once and not twice.
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     # Two progress bars on one line would overwrite each other.
     "spark.ui.showConsoleProgress": "false",

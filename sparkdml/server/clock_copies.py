@@ -8,7 +8,9 @@ Where all pushes of a clock are applied as one step (BSP), a part is copied as i
 Elsewhere it is copied at once, if nothing of a later clock has been applied to it yet; what still
 comes of the first c clocks is then applied to the copy too, until all workers have finished them.
 A worker that leaves and comes again may go on at a lower clock; so copies end with the roster of
-workers in which they were begun, and only those of one roster belong together.
+workers in which they were begun, and only those of one roster belong together. Of a worker that has
+left, all pushes are in every copy, however far ahead it was: to wait until the others have come as
+far could take the rest of the run.
 Only a worker that dies amid a push leaves it in some parts alone, on the servers as in the copies.
 """
 

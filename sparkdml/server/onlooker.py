@@ -37,7 +37,10 @@ ENTRIES_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Tables that have, of every worker, the pushes of its first `clock` clocks and no others."""
+    """Tables that have, of every worker, the pushes of its first `clock` clocks and no others.
+
+    Of workers that had left by then, they have all pushes.
+    """
 
     clock: int
     tables: dict[str, Tensor]

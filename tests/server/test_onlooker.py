@@ -15,8 +15,11 @@ from sparkdml.testing.server_cluster import ServerCluster
 PART_BYTES = 64  # so that even small tables have many parts, on all servers
 
 
-def push_on(cluster, worker, start, stop, go_on=lambda clock: None, size=200):
-    """In its clock k (from 0 on) a worker adds 1 to all of "sums", and k to all of "marks"."""
+def push_on(cluster, worker, start, stop, go_on=lambda clock: None, leave=None, size=200):
+    """In its clock k (from 0 on) a worker adds 1 to all of "sums", and k to all of "marks".
+
+    It stays until `leave`.
+    """
     with cluster.client(worker) as client:
         client.init("sums", torch.zeros(size), updater=Add())
         client.init("marks", torch.zeros(7, 5), rows=True, updater=Add(), exact=True)
@@ -27,6 +30,8 @@ def push_on(cluster, worker, start, stop, go_on=lambda clock: None, size=200):
             client.push("marks", torch.full((7, 5), float(client.clock_now)))
             client.clock()
             client.pull("sums").wait()
+        if leave is not None:
+            leave.wait(60)
 
 
 TABLES = [
@@ -43,9 +48,11 @@ def test_a_snapshot_has_every_push_of_its_clocks_in_all_parts_and_no_other(consi
         ServerCluster(2, num_workers, consistency=consistency, part_bytes=PART_BYTES) as cluster,
         Onlooker(cluster.config, cluster.ask) as onlooker,
     ):
-        start = threading.Barrier(num_workers)
+        start, leave = threading.Barrier(num_workers), threading.Event()
         threads = [
-            threading.Thread(target=push_on, args=(cluster, worker, start, clocks))
+            threading.Thread(
+                target=push_on, args=(cluster, worker, start, clocks), kwargs={"leave": leave}
+            )
             for worker in range(num_workers)
         ]
         for thread in threads:
@@ -54,12 +61,11 @@ def test_a_snapshot_has_every_push_of_its_clocks_in_all_parts_and_no_other(consi
         while not seen or seen[-1] < clocks:
             snapshot = onlooker.snapshot(TABLES, lambda: True)
             sums, marks = snapshot.tables["sums"], snapshot.tables["marks"]
-            # Those who leave last may be taken for lost, in a clock that they don't begin.
-            done = min(snapshot.clock, clocks)
-            assert sums.unique().tolist() == [num_workers * done]
-            assert marks.unique().tolist() == [num_workers * sum(range(done))]
+            assert sums.unique().tolist() == [num_workers * snapshot.clock]
+            assert marks.unique().tolist() == [num_workers * sum(range(snapshot.clock))]
             seen.append(snapshot.clock)
         assert seen == sorted(seen)
+        leave.set()
         for thread in threads:
             thread.join(20)
 
@@ -101,6 +107,27 @@ def test_what_a_slow_worker_still_owes_is_in_the_snapshot_and_what_a_quick_one_a
         # Four steps by SGD with momentum: 1, then 1.5, 1.75, 1.875 more.
         torch.testing.assert_close(snapshot.tables["sums"], torch.full((200,), 6.125))
         assert quick.pull("sums").wait()[0] > 6.2
+
+
+def test_of_a_worker_that_has_left_every_push_is_in_the_snapshot():
+    """It was ahead; the others are not waited for until they have come as far."""
+    with (
+        ServerCluster(2, 2, consistency=TAP(), part_bytes=PART_BYTES) as cluster,
+        Onlooker(cluster.config, cluster.ask) as onlooker,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        quick, slow = pool.map(cluster.client, range(2))
+        for client, clocks in ((quick, 5), (slow, 2)):
+            client.init("sums", torch.zeros(200), updater=Add())
+            for _ in range(clocks):
+                client.push("sums", torch.ones(200))
+                client.clock()
+            client.pull("sums").wait()
+        quick.close()
+        snapshot = onlooker.snapshot(TABLES[:1], lambda: True)
+        assert snapshot.clock == 2
+        assert snapshot.tables["sums"].unique().tolist() == [5.0 + 2.0]
+        slow.close()
 
 
 def test_it_waits_for_tables_and_for_servers_and_ends_when_it_is_told_to():
