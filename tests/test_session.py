@@ -28,8 +28,21 @@ def test_workers_do_not_look_through_their_modules_for_garbage_after_each_task(s
     """Spark collects it then: 0.1 s a task where torch is imported, unless the daemon froze it."""
 
     def looked_at(_):
-        return gc.get_freeze_count(), len(gc.get_objects())
+        import torch
+        import torch._dynamo
 
-    for frozen, looked_through in spark.sparkContext.range(4).map(looked_at).collect():
-        assert frozen > 100_000
-        assert looked_through < frozen / 4
+        import sparkdml.training.job
+
+        of_the_daemon = [vars(torch), torch.nn.Module, vars(torch._dynamo)]
+        of_the_daemon.append(vars(sparkdml.training.job))
+        since_the_fork = []
+        looked_through = {id(each) for each in gc.get_objects()}
+        # Not how many: a worker lives on, and looks through what its earlier tasks imported.
+        return [
+            sum(id(each) in looked_through for each in of_the_daemon),
+            id(since_the_fork) in looked_through,
+        ]
+
+    for modules_seen, list_seen in spark.sparkContext.range(4).map(looked_at).collect():
+        assert modules_seen == 0
+        assert list_seen
