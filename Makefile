@@ -18,8 +18,9 @@ setup: ## make .venv, install everything, build Horovod (a few minutes the first
 demo: setup ## train on handwritten digits: 2 workers on local Spark
 	@$(RUN) sparkdml demo $(ARGS)
 
+# Two processes: one has the Spark session and the tests that need it, the other takes the rest.
 test: setup ## the ordinary tests; ARGS="tests/cli -k doctor" chooses
-	@$(RUN) pytest -m "not slow" $(ARGS)
+	@$(RUN) pytest -m "not slow" -n 2 --dist loadgroup $(ARGS)
 
 test-slow: setup ## the tests that take longer, with a browser, Gradle, MPI and an MLflow server
 	@VENV=$(VENV) scripts/setup-slow.sh
