@@ -12,6 +12,7 @@ from sparkdml.runtime.endpoint import Endpoint
 from sparkdml.runtime.link import Link
 from sparkdml.runtime.plan import Plan, Resources, Role
 from sparkdml.runtime.wire import MAX_LINE_BYTES, Wire
+from sparkdml.testing.waiting import wait_until
 
 TOKEN = "a secret"
 
@@ -52,15 +53,6 @@ def endpoint(events):
     made.close()
 
 
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError("it never came")
-
-
 def join(endpoint, rank):
     return Link(make_plan(endpoint.port), rank, f"host-{rank}", 100 + rank)
 
@@ -71,7 +63,7 @@ def test_beats_keep_a_worker_alive(endpoint):
     assert endpoint.failure() is None
     link.done()
     link.close()
-    wait_for(endpoint.all_gone)
+    wait_until(endpoint.all_gone)
     assert endpoint.failure() is None
 
 
@@ -83,7 +75,7 @@ def test_events_and_questions(endpoint, events):
     with ThreadPoolExecutor(8) as pool:
         questions = [f"q{number}" for number in range(100)]
         assert list(pool.map(link.ask, questions)) == [q.upper() for q in questions]
-    wait_for(lambda: events)
+    wait_until(lambda: events)
     assert events == [(1, {"type": "event", "kind": "progress", "step": 3})]
     link.done()
     link.close()
@@ -94,7 +86,7 @@ def test_last_words_come_before_the_failure(endpoint, events):
         link = join(endpoint, rank)
         link.event("output", lines=["last words"])
         link.failed(ValueError("a mistake"))
-        wait_for(endpoint.failure)
+        wait_until(endpoint.failure)
         assert [m["lines"] for r, m in events if r == rank] == [["last words"]]
         link.close()
         endpoint.members.clear()
@@ -106,7 +98,7 @@ def test_a_failure_has_rank_host_and_traceback(endpoint):
         raise KeyError("what")
     except KeyError as error:
         link.failed(error)
-    found = wait_for(endpoint.failure)
+    found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerError)
     assert (found.rank, found.host) == (1, "host-1")
     assert 'raise KeyError("what")' in found.worker_traceback
@@ -116,7 +108,7 @@ def test_a_failure_has_rank_host_and_traceback(endpoint):
 def test_our_own_errors_come_as_themselves(endpoint):
     link = join(endpoint, 1)
     link.failed(DataError("column 'x' is null"))
-    found = wait_for(endpoint.failure)
+    found = wait_until(endpoint.failure)
     assert isinstance(found, DataError)
     assert str(found) == "column 'x' is null [rank 1 on host-1]"
     assert isinstance(found.__cause__, WorkerError)
@@ -126,12 +118,12 @@ def test_our_own_errors_come_as_themselves(endpoint):
 def test_the_cause_is_told_from_its_effects(endpoint):
     """Rank 0's collective fails before anybody sees that rank 1 is gone."""
     links = [join(endpoint, rank) for rank in range(2)]
-    wait_for(lambda: len(endpoint.members) == 2)
+    wait_until(lambda: len(endpoint.members) == 2)
     links[0].failed(CommunicationError("a peer is gone"))
     time.sleep(0.2)
     assert endpoint.failure() is None
     links[1].close()
-    found = wait_for(endpoint.failure)
+    found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerLost)
     assert found.rank == 1
     links[0].close()
@@ -140,14 +132,14 @@ def test_the_cause_is_told_from_its_effects(endpoint):
 def test_an_effect_without_a_cause_is_reported_after_a_while(endpoint):
     link = join(endpoint, 0)
     link.failed(CommunicationError("a peer is gone"))
-    assert "a peer is gone" in str(wait_for(endpoint.failure))
+    assert "a peer is gone" in str(wait_until(endpoint.failure))
     link.close()
 
 
 def test_a_silent_worker_is_lost(endpoint):
     wire = Wire.connect("127.0.0.1", endpoint.port, 5)
     wire.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
-    found = wait_for(endpoint.failure)
+    found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerLost)
     assert "has not answered for 1 s (heartbeatTimeout=1)" in str(found)
     wire.close()
@@ -183,7 +175,7 @@ def test_a_driver_that_cannot_be_reached():
 
 def test_a_driver_that_goes_away_does_not_harm_the_worker(endpoint):
     link = join(endpoint, 0)
-    wait_for(lambda: endpoint.members)
+    wait_until(lambda: endpoint.members)
     for wire in list(endpoint._wires):
         wire.close()
     for step in range(5000):

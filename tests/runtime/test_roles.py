@@ -1,6 +1,5 @@
 """Roles: how they become jobs and slots, and how their tasks come, go, and come back."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -24,6 +23,7 @@ from sparkdml.runtime.roles import (
     seat_in,
 )
 from sparkdml.runtime.slots import Slots
+from sparkdml.testing.waiting import wait_until
 
 WORKERS = Role("worker", 3)
 HELPERS = Role("helper", 2, reads="none")
@@ -147,32 +147,23 @@ def plan_of(endpoint):
 
 def join(endpoint, attempt=0, rank=0):
     link = Link(plan_of(endpoint), rank, "here", 100 + attempt, attempt, 7 + attempt)
-    wait_for(lambda: getattr(endpoint.members.get(("server", rank)), "attempt", -1) == attempt)
+    wait_until(lambda: getattr(endpoint.members.get(("server", rank)), "attempt", -1) == attempt)
     return link
-
-
-def wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError("it never came")
 
 
 def test_a_retried_task_may_be_lost_and_come_back(endpoint, changes):
     join(endpoint).close()
-    wait_for(lambda: (0, 0, "lost") in changes)
+    wait_until(lambda: (0, 0, "lost") in changes)
     assert endpoint.failure() is None
     link = join(endpoint, attempt=1)
     link.failed(ValueError("once more"))
-    wait_for(lambda: (0, 1, "failed") in changes)
+    wait_until(lambda: (0, 1, "failed") in changes)
     assert endpoint.failure() is None
     link.close()
     link = join(endpoint, attempt=2)
     link.done()
     link.close()
-    wait_for(endpoint.all_gone)
+    wait_until(endpoint.all_gone)
     assert changes == [
         (0, 0, "here"),
         (0, 0, "lost"),
@@ -188,7 +179,7 @@ def test_it_is_a_failure_once_spark_has_given_up(endpoint):
     others.close()  # lost, and about to come back
     link = join(endpoint, attempt=3)
     link.failed(ValueError("for the fourth time"))
-    wait_for(lambda: endpoint.members["server", 0].state == "failed")
+    wait_until(lambda: endpoint.members["server", 0].state == "failed")
     endpoint.give_up(["server"])
     found = endpoint.failure()
     assert isinstance(found, WorkerError)
@@ -199,7 +190,7 @@ def test_it_is_a_failure_once_spark_has_given_up(endpoint):
 def test_what_would_come_again_is_final_at_once(endpoint):
     link = join(endpoint)
     link.failed(DataError("a null"))
-    assert isinstance(wait_for(endpoint.failure), DataError)
+    assert isinstance(wait_until(endpoint.failure), DataError)
     link.close()
 
 
@@ -220,9 +211,9 @@ def test_a_stage_that_spark_begins_anew_ends_the_run(endpoint, is_lost):
     first = join(endpoint)
     if is_lost:
         first.close()
-        wait_for(lambda: endpoint.members["server", 0].state == "lost")
+        wait_until(lambda: endpoint.members["server", 0].state == "lost")
     second = Link(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
-    found = wait_for(endpoint.failure)
+    found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerLost), "another submission may go on from a checkpoint"
     assert "begins all of it anew" in str(found)
     assert second.wait_for_the_end(10)
@@ -234,7 +225,7 @@ def test_a_stage_of_tasks_that_do_not_wait_may_begin_anew(endpoint):
     endpoint._together.clear()
     first = join(endpoint)
     second = Link(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
-    wait_for(lambda: endpoint.members["server", 0].task_id == 8)
+    wait_until(lambda: endpoint.members["server", 0].task_id == 8)
     assert endpoint.failure() is None
     first.close()
     second.close()
@@ -243,7 +234,7 @@ def test_a_stage_of_tasks_that_do_not_wait_may_begin_anew(endpoint):
 def test_a_silent_task_is_told_once_and_is_a_loss_if_it_can_not_be_ended(endpoint):
     link = join(endpoint)
     link._closing = True  # it beats no more
-    silent = wait_for(endpoint.take_silent)
+    silent = wait_until(endpoint.take_silent)
     assert [(member.rank, member.task_id) for member in silent] == [(0, 7)]
     assert endpoint.take_silent() == []
     assert endpoint.failure() is None

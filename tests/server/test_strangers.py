@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +16,7 @@ from sparkdml.server.frames import Entry, Kind, Message, encode
 from sparkdml.server.seal import JobKey
 from sparkdml.server.wire import check_bindable
 from sparkdml.testing.server_cluster import ServerCluster
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to be within 20 s"
-        time.sleep(0.005)
+from sparkdml.testing.waiting import wait_until
 
 
 @pytest.fixture
