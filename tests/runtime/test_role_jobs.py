@@ -13,15 +13,21 @@ from sparkdml.runtime.api import make_feed_plan
 from sparkdml.runtime.driver import launch
 from sparkdml.runtime.plan import Options
 from sparkdml.runtime.roles import Role
+from sparkdml.testing.waiting import wait_until
 
 
 class Notes:
-    """A desk that writes down who came and went, and answers with it."""
+    """A desk that writes down who came and went, and tells who asks; and when workers may go."""
 
     def __init__(self):
         self.notes, self.lock = [], threading.Lock()
+        self.may_go = False
 
     def answer(self, peer, about, fields):
+        if about == "let them go":
+            self.may_go = True
+        if about == "may I go":
+            return self.may_go
         return [about, peer.role, peer.rank, peer.attempt, fields]
 
     def came(self, peer):
@@ -78,10 +84,12 @@ def test_a_killed_task_is_started_again_alone(spark):
     def body(ctx):
         told = ctx.ask("who am I", really=True)
         if ctx.plan.role.name == "server":
+            ctx.ask("let them go")  # before, they might be done before it has come
             assert ctx.wait_for_the_end(120)
             return told
         if ctx.rank == 1 and ctx.attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        wait_until(lambda: ctx.ask("may I go"))
         return told
 
     desk = Notes()
