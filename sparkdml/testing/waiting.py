@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 20.0
 
 
 def wait_until(condition: Callable[[], Value], seconds: float = PATIENCE_SECONDS) -> Value:

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 
 from sparkdml.checkpoint.lease import _process_lives
+from sparkdml.testing.waiting import wait_until
 
 
 def test_a_killed_driver_is_dead_even_while_nobody_has_waited_for_it():
@@ -17,10 +17,7 @@ def test_a_killed_driver_is_dead_even_while_nobody_has_waited_for_it():
     assert _process_lives(driver.pid, began)
     assert not _process_lives(driver.pid, "0.00"), "another process of the same number"
     os.kill(driver.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while psutil.Process(driver.pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: psutil.Process(driver.pid).status() == psutil.STATUS_ZOMBIE, seconds=10)
     assert not _process_lives(driver.pid, began)
     driver.wait()
     assert not _process_lives(driver.pid, began)

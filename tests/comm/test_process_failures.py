@@ -17,6 +17,7 @@ from sparkdml.comm.environment import temporary_environment
 from sparkdml.comm.rendezvous import Rendezvous
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.rank_processes import RankFailed, RankProcesses
+from sparkdml.testing.waiting import wait_until
 
 needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
 BACKENDS = ["torch", pytest.param("horovod", marks=needs_horovod)]
@@ -133,10 +134,7 @@ def abort_with_work_under_way(comm: Communicator, mark: Path) -> bool:
         comm.abort()
         mark.touch()
         return True
-    deadline = time.monotonic() + 20
-    while not mark.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return mark.exists()
+    return wait_until(mark.exists)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

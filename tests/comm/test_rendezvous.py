@@ -19,6 +19,7 @@ from sparkdml.comm import key_value_server
 from sparkdml.comm.key_value_server import KeyValueServer
 from sparkdml.comm.rendezvous import Rendezvous
 from sparkdml.errors import ParameterError, SetupError
+from sparkdml.testing.waiting import wait_until
 
 
 @pytest.fixture
@@ -175,9 +176,7 @@ def test_closing_leaves_no_thread_and_no_port() -> None:
         rendezvous.close()
     rendezvous.close()
     # A thread that was joined is listed until the kernel has put it away.
-    deadline = time.monotonic() + 5
-    while num_threads() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: num_threads() <= before, seconds=5)
     assert num_threads() == before
     for port in ports:
         with pytest.raises(ConnectionRefusedError):

@@ -26,6 +26,7 @@ from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.communicator_contract import CommunicatorContract, OnEveryRank
 from sparkdml.testing.rank_processes import RankProcesses
+from sparkdml.testing.waiting import wait_until
 
 _opened: dict[int, SharedMemoryCommunicator] = {}  # in a rank's process: once for many checks
 
@@ -293,10 +294,7 @@ def test_killed_ranks_leave_nothing_behind(tmp_path: Path) -> None:
     before = set(memory.iterdir())
     with RankProcesses("torch", 3) as ranks:
         ranks.begin(say_so_and_reduce_for_ever, str(tmp_path))
-        deadline = time.monotonic() + 30
-        while len(os.listdir(tmp_path)) < 3:
-            assert time.monotonic() < deadline, "the ranks don't reduce"
-            time.sleep(0.01)
+        wait_until(lambda: len(os.listdir(tmp_path)) == 3, seconds=30)  # all of them reduce
         for rank in (1, 0, 2):
             ranks.kill(rank)
         # Other programs may make files there at any time, but then they have them open.

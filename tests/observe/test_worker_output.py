@@ -12,6 +12,7 @@ import pytest
 from sparkdml.observe import worker_output
 from sparkdml.observe.output_printer import OutputPrinter
 from sparkdml.observe.worker_output import MAX_LINE_CHARACTERS, WorkerOutput
+from sparkdml.testing.waiting import wait_until
 
 
 class Link:
@@ -60,9 +61,7 @@ def test_lines_come_while_the_task_runs(capsys, monkeypatch):
     link = Link()
     with WorkerOutput(link, "a"):
         print("now")
-        deadline = time.monotonic() + 20
-        while not link.events and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: link.events)
         assert link.lines() == ["now"]
 
 

@@ -84,12 +84,12 @@ def test_a_killed_task_is_started_again_alone(spark):
     def body(ctx):
         told = ctx.ask("who am I", really=True)
         if ctx.plan.role.name == "server":
-            ctx.ask("let them go")  # before, they might be done before it has come
+            ctx.ask("let them go")  # who else might be done before it has come
             assert ctx.wait_for_the_end(120)
             return told
         if ctx.rank == 1 and ctx.attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        wait_until(lambda: ctx.ask("may I go"))
+        wait_until(lambda: ctx.ask("may I go"), seconds=120)
         return told
 
     desk = Notes()

@@ -1,6 +1,5 @@
 """The evaluator on threads, with the real wire: it measures just the model that it says."""
 
-import time
 from functools import partial
 
 import pytest
@@ -15,6 +14,7 @@ from sparkdml.strategies.parameter_server import ParameterServer
 from sparkdml.testing.digits import cut, digits, digits_plan, make_normed_reader, make_reader
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import join, train_served
+from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.job import TrainingJob
 from sparkdml.training.training import Schedule
@@ -33,12 +33,7 @@ class Told:
         return [e for e in self._run.events.get("evaluator", ()) if e["kind"] == "evaluation"]
 
     def wait_for(self, count):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if len(self.rows) >= count:
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"the evaluator told {len(self.rows)} times")
+        wait_until(lambda: len(self.rows) >= count, seconds=60)
 
 
 class Waits(Callback):

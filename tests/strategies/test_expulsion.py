@@ -1,6 +1,5 @@
 """A worker that is far slower than the others is excused, and comes back: through the strategy."""
 
-import time
 from functools import partial
 
 import pytest
@@ -14,6 +13,7 @@ from sparkdml.strategies import served_training
 from sparkdml.strategies.parameter_server import ParameterServer
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
+from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.training import Schedule
 
@@ -50,13 +50,6 @@ def excused():
     return Watched.desks[-1].membership.view.excused
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 class Story(Callback):
     """The slow one stays in its third step until it is excused and the others are five ahead.
 
@@ -72,13 +65,13 @@ class Story(Callback):
         others = [other for other in (0, 1, 2) if other != SLOW]
         if rank == SLOW and step == 1:
             # The rule compares: first it must have heard of the others.
-            wait_until(lambda: watch()._seconds.keys() >= set(others))
+            wait_until(lambda: watch()._seconds.keys() >= set(others), seconds=60)
         if rank == SLOW and step == 2:
-            wait_until(lambda: excused() == (SLOW,))
-            wait_until(lambda: all(self.steps[other] >= step + 5 for other in others))
+            wait_until(lambda: excused() == (SLOW,), seconds=60)
+            wait_until(lambda: all(self.steps[other] >= step + 5 for other in others), seconds=60)
             SaysSo.says = "well"
         if rank != SLOW and step == 11:
-            wait_until(lambda: excused() == ())
+            wait_until(lambda: excused() == (), seconds=60)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class SlowOnRank(nn.Module):
 
     def __init__(self, rows_of, passes_of, slow_rank):
         super().__init__()
-        self.linear = nn.Linear(30, 1)
+        self.linear = nn.Linear(30, 1).double()
         self._rows_of, self._passes_of, self._slow_rank = rows_of, passes_of, slow_rank
 
     def forward(self, x):

@@ -4,7 +4,6 @@ The loss is linear in the parameters, so gradients don't depend on the model the
 and what the servers hold in the end is a sum over all batches: one too many or too few shows.
 """
 
-import time
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -25,6 +24,7 @@ from sparkdml.strategies.served_tables import VALUES
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import train_served
+from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.training import Schedule
 
@@ -95,10 +95,7 @@ class Waits(Callback):
         self.deaths = deaths
 
     def on_step_start(self, training):
-        deadline = time.monotonic() + 60
-        while training.ctx.rank and self.deaths:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: training.ctx.rank == 0 or not self.deaths, seconds=60)
 
 
 def train(monkeypatch, strategy_of, parts, deaths, epochs=2):

@@ -24,6 +24,7 @@ from sparkdml.checkpoint.stores.relay_server import RelayServer
 from sparkdml.checkpoint.stores.relay_wire import MAX_LINE_BYTES
 from sparkdml.errors import StoreError
 from sparkdml.testing.store_contract import FailingChunks, OpenStore, StoreContract
+from sparkdml.testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,14 +77,6 @@ def relay_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("sparkdml-relay")]
 
 
-def until(condition: object, seconds: float = 5) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-
-
 def test_without_the_token_nothing_happens(server: RelayServer, tmp_path: Path) -> None:
     for token in ("", "wrong", TOKEN[:-1], TOKEN + "x", "täken"):
         stranger = place_of(server, token).open()
@@ -121,8 +114,8 @@ def test_a_worker_that_dies_while_writing_leaves_nothing(
 ) -> None:
     with store._request("write", "state") as connection:
         connection._socket.sendall((1 << 20).to_bytes(8, "big") + b"only the beginning")
-        until(lambda: list(tmp_path.iterdir()))
-    until(lambda: relay_threads() == ["sparkdml-relay"])
+        wait_until(lambda: list(tmp_path.iterdir()), seconds=5)
+    wait_until(lambda: relay_threads() == ["sparkdml-relay"], seconds=5)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,7 +186,7 @@ def test_closing_leaves_no_thread_and_no_port(tmp_path: Path) -> None:
         socket.create_connection((server.host, server.port)),
     ):
         waiting._socket.sendall((1 << 20).to_bytes(8, "big"))
-        until(lambda: len(relay_threads()) == 3)
+        wait_until(lambda: len(relay_threads()) == 3, seconds=5)
         started = time.monotonic()
         server.close()
         assert time.monotonic() - started < 2
@@ -226,7 +219,4 @@ def test_the_jvm_keeps_no_thread_for_each_operation(spark: SparkSession, tmp_pat
         before = threads()
         for _ in range(30):
             assert store.read("state") == b"x"
-        deadline = time.monotonic() + 30
-        while len(more := threads() - before) >= 10:
-            assert time.monotonic() < deadline, more
-            time.sleep(0.1)
+        wait_until(lambda: len(threads() - before) < 10, seconds=30)

@@ -21,6 +21,7 @@ from sparkdml.observe.timeline.observer import Timeline
 from sparkdml.observe.timeline.schema import find_faults
 from sparkdml.observe.timeline.trace_file import read_trace, write_trace
 from sparkdml.observe.timeline.tracks import TRAINING
+from sparkdml.testing.waiting import wait_until
 
 
 def spans_event(step: int) -> dict[str, Any]:
@@ -60,9 +61,7 @@ def test_kept_up_to_date_during_the_run(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     timeline = Timeline(str(path), write_seconds=0.01)
     timeline.handle(0, spans_event(1))
-    deadline = time.monotonic() + 5
-    while not check(path) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: check(path), seconds=5)
     assert any(event["name"] == "step" for event in check(path))
     timeline.close()
 
@@ -133,10 +132,8 @@ def test_a_disk_that_fails_costs_the_timeline_and_not_the_run(
 
     monkeypatch.setattr(observer_module, "write_trace", full)
     observers = Observers([timeline], run="r")
-    deadline = time.monotonic() + 5
     timeline.handle(0, spans_event(1))
-    while timeline._error is None and time.monotonic() < deadline:
-        time.sleep(0.002)
+    wait_until(lambda: timeline._error is not None, seconds=5)
 
     def go_on() -> None:
         observers.handle(0, spans_event(2))

@@ -13,6 +13,7 @@ from sparkdml.observe.timeline import recorder as recorder_module
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans, SpanRecorder
 from sparkdml.observe.timeline.tracks import CHECKPOINT_WRITER, TRAINING
 from sparkdml.runtime.wire import MAX_LINE_BYTES
+from sparkdml.testing.waiting import wait_until
 
 LAPS = ("feed wait", "forward", "backward", "communication", "optimizer")
 
@@ -77,9 +78,7 @@ def test_a_step_is_sent_as_a_whole_by_the_drivers_clock(spans: SpanRecorder, sen
 def test_spans_are_sent_while_a_step_is_under_way(spans: SpanRecorder, sent: Sent) -> None:
     spans.start_step(1)
     spans.lap("feed wait")
-    deadline = time.monotonic() + 5
-    while not sent.spans and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: sent.spans, seconds=5)
     assert [span[1] for span in sent.spans] == ["feed wait"]
     assert sent.num_flushes >= 1
 
