@@ -16,7 +16,6 @@ from torch import nn
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.dry_run import try_rows
 from sparkdml.errors import ParameterError
-from sparkdml.feed.columns import Column
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.planning import FeedWishes, plan_feed
 from sparkdml.history import History
@@ -42,6 +41,7 @@ from sparkdml.training.check import check_run
 from sparkdml.training.fit import Fit, Fitted
 from sparkdml.training.flat import check_parameters
 from sparkdml.training.job import TrainingJob
+from sparkdml.training.modules import floating_type
 from sparkdml.training.optimizers import NoOptimizer
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module
 from sparkdml.training.training import Schedule
@@ -234,9 +234,6 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return module
 
     def _plan_feed(self, dataset: DataFrame, module: nn.Module) -> FeedPlan:
-        floating = str(next(module.parameters()).dtype).removeprefix("torch.")
-        if floating not in ("float32", "float64"):
-            floating = "float32"  # numpy has no bfloat16; the task casts
         return plan_feed(
             dataset.schema,
             FeedWishes(
@@ -244,7 +241,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
                 label=self.label_column(),
                 weight=self.value("weightCol"),
                 is_step=self.value("step") is not None,
-                floating=floating,
+                floating=floating_type(module),
                 seed=self.value("seed"),
                 validation=self.value("validation"),
                 stratify=self.value("stratifyCol"),
@@ -292,14 +289,13 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         history: History,
         feed: FeedPlan,
     ) -> TorchModel:
-        columns: dict[str, Column] = {column.name: column for column in feed.columns}
         model: TorchModel = self._model_class._make(
             module=module,
             source=self.value("model"),
             weights=fitted.result.weights,
             loss=self.value("loss"),
             metrics=self.value("metrics"),
-            features=tuple(columns[n] for n in self.feature_columns() if n in columns),
+            features=feed.known(self.feature_columns()),
             output_shape=fitted.output_shape,
             history=history,
             step=self.value("step"),

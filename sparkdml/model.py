@@ -30,7 +30,7 @@ from sparkdml.params import PredictionParams
 from sparkdml.persistence import ModelPersistence
 from sparkdml.runtime.api import find_session
 from sparkdml.training.forward import OutputShape
-from sparkdml.training.modules import Modules
+from sparkdml.training.modules import Modules, floating_type
 from sparkdml.training.objective import CLASS_INDEX, LossFunction
 from sparkdml.training.plan import Metric, ModelSource, StepFunction, TaskPlan
 
@@ -272,9 +272,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
 
     @property
     def _floating(self) -> str:
-        kinds = (p.dtype for p in self._skeleton_or_module.parameters())
-        kind = str(next(kinds, torch.float32)).removeprefix("torch.")
-        return kind if kind in ("float32", "float64") else "float32"
+        return floating_type(self._skeleton_or_module)
 
 
 def transform_with(models: Sequence[TorchModel], dataset: DataFrame) -> DataFrame:

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass
 
 from sparkdml.comm.shared_memory.communicator import SharedMemoryCommunicator
-from sparkdml.comparison.costs import Measured
+from sparkdml.comparison.costs import BALANCED, HALVED, SYNCHRONOUS, Agreement, Measured, local
 
 SHORT_SECONDS = 20.0  # a training that one process ends in this time needs no second one
 LITTLE = 0.25  # of a step spent on communication: not worth a thought
 MUCH = 0.6  # so much that only agreeing less often helps
-UNEVEN = 1.5  # times the median: a rank that the others wait for
+UNEVEN = 1.3  # how many times as fast a step would be, did rows move to the quicker workers
 ENOUGH = 0.1  # of a step is what local steps may leave to communication
 
 
@@ -25,8 +25,8 @@ class Advice:
 
     @property
     def workers(self) -> int:
-        """How many to ask for."""
-        return self.measured.workers_that_pay
+        """How many to ask for, with the strategy that is advised."""
+        return self.measured.workers_that_pay(self.agreement)
 
     @property
     def is_needed(self) -> bool:
@@ -36,24 +36,34 @@ class Advice:
     @property
     def strategy(self) -> str:
         """What to pass as strategy=, as it is written."""
-        measured, size = self.measured, max(2, self.measured.max_workers)
-        if measured.max_workers < 2:
-            return "AllReduce()"
-        if measured.slowest_together > UNEVEN * measured.step_together:
-            return "AdaptiveBalance()"
-        share = measured.communication_share(size)
-        if share < LITTLE:
-            return "AllReduce()"
-        if share < MUCH and self._by_bytes:
-            return "AllReduce(compression=dml.FP16())"
-        return f"LocalSGD(steps={self.local_steps})"
+        return self.agreement.strategy
 
     @property
-    def local_steps(self) -> int:
-        """Steps between two meetings after which communication costs little: a power of two."""
-        measured, size = self.measured, max(2, self.measured.max_workers)
+    def agreement(self) -> Agreement:
+        """How to agree: what costs least time, of what changes the result least."""
+        measured, size = self.measured, self.measured.max_workers
+        if size < 2:
+            return SYNCHRONOUS
+        if measured.slowest > UNEVEN * measured.balanced:
+            return BALANCED
+        share = measured.communication_share(size)
+        if share < LITTLE:
+            return SYNCHRONOUS
+        if share < MUCH and self._by_bytes:
+            return HALVED
+        return local(self._local_steps)
+
+    @property
+    def _local_steps(self) -> int:
+        """Steps between two meetings after which communication costs little: a power of two.
+
+        Workers meet once an epoch at least.
+        """
+        measured, size = self.measured, self.measured.max_workers
         ratio = measured.communication(size) / max(measured.step(size), 1e-9)
-        return int(2 ** math.ceil(math.log2(max(2.0, ratio / ENOUGH))))
+        wanted = math.ceil(math.log2(max(2.0, ratio / ENOUGH)))
+        at_most = math.floor(math.log2(max(2, measured.steps_an_epoch(size))))
+        return int(2 ** min(wanted, at_most))
 
     @property
     def _by_bytes(self) -> bool:
@@ -71,47 +81,57 @@ class Advice:
         sentences = [
             f"A step of {measured.batch_size:,} rows takes {_time(measured.step_alone)} on one "
             f"worker alone; an epoch of {measured.rows:,} rows {_time(measured.epoch(1))}, "
-            f"{self.epochs} epochs {_time(self.epochs * measured.epoch(1))}.",
-            f"Spark hands the rows over in {_time(measured.first_read)} "
-            f"({measured.read_rate:,.0f} rows/s); that is paid once, whatever the strategy.",
+            f"{self.epochs} epochs {_time(self._takes(1))}.",
+            f"After {_time(measured.hand_over)} all rows were with the workers "
+            f"({measured.rows / max(measured.hand_over, 1e-9):,.0f} rows/s); that is paid once, "
+            "whatever the strategy.",
         ]
         if size < 2:
             return [*sentences, "The cluster has one slot for it, so there is nothing to share."]
-        spent = measured.communication(size)
         sentences.append(
             f"Among {size} workers a step takes {_time(measured.step(size))}, and an allreduce of "
             f"the {measured.model_bytes / 1e6:,.3g} MB of gradients ({measured.topology}) "
-            f"{_time(spent)}: "
+            f"{_time(measured.communication(size))}: with {SYNCHRONOUS.strategy} "
             f"{measured.communication_share(size):.0%} of the time goes to communication, and an "
             f"epoch is {measured.speedup(size):.2g} times as fast as on one worker."
         )
-        sentences.append(self._verdict())
-        if measured.slowest_together > UNEVEN * measured.step_together:
+        if self.agreement.balances:
             sentences.append(
-                f"The slowest worker takes {measured.slowest_together / measured.step_together:.1f}"
-                " times as long for a step as the median: the others wait for it in every step."
+                "The slowest worker takes "
+                f"{measured.slowest / min(measured.steps_together):.1f} times as long for a step "
+                "as the quickest: the others wait for it in every step, unless rows move to them."
             )
-        sentences.append(f"Strategy: dml.{self.strategy}.")
+        sentences.append(self._verdict())
+        if self.workers > 1:
+            sentences.append(f"Strategy: dml.{self.strategy}.")
         return sentences
 
+    def _takes(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
+        return self.epochs * self.measured.epoch(workers, agreement)
+
     def _verdict(self) -> str:
-        measured, alone = self.measured, self.epochs * self.measured.epoch(1)
-        if self.workers == 1:
-            why = (
-                "workers on one host take each other's processors"
-                if measured.step(measured.max_workers) > 1.5 * measured.step_alone
-                else "communication eats what they bring"
-            )
+        measured, agreement, workers = self.measured, self.agreement, self.workers
+        if workers == 1:
+            why = "communication eats what they bring"
+            if min(measured.steps_together) > 1.5 * measured.step_alone:
+                why = "workers on one host take each other's processors"
+            elif measured.steps_an_epoch(1) == 1:
+                why = "a single step takes all rows"
             return f"Distribution is not needed: more workers would not be faster, since {why}."
         if not self.is_needed:
             return (
-                f"Distribution is not needed: one worker is done in {_time(alone)}. "
-                f"If it were, {self.workers} workers would pay."
+                f"Distribution is not needed: one worker is done in {_time(self._takes(1))}. "
+                f"If it were, {workers} workers would pay."
             )
-        return (
-            f"Distribution pays: numWorkers={self.workers} brings {self.epochs} epochs down to "
-            f"{_time(self.epochs * measured.epoch(self.workers))}."
+        said = (
+            f"Distribution pays: numWorkers={workers} with {agreement.strategy} brings "
+            f"{self.epochs} epochs down to {_time(self._takes(workers, agreement))}."
         )
+        if agreement is not SYNCHRONOUS:
+            said += f" With {SYNCHRONOUS.strategy} they would take {_time(self._takes(workers))}."
+        if agreement.steps > 1:
+            said += " Who meets less often may end elsewhere: try it with dml.compare."
+        return said
 
     def __repr__(self) -> str:
         return "\n".join(self.describe())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,6 +19,7 @@ from sparkdml.runtime.context import NO_ROWS
 from sparkdml.runtime.driver import launch
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.wires import open_wire
+from sparkdml.training.step_function import StepContext
 from sparkdml.training.task import Task, TaskPlan
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from sparkdml.comm.base import Communicator
     from sparkdml.estimator import TorchEstimator
     from sparkdml.runtime.context import Context
-    from sparkdml.training.fit import Fit
 
 WARM_UP = 3  # the first steps and messages pay for what the later ones find ready
 
@@ -36,8 +37,9 @@ class Found:
     """What one rank measured, in seconds."""
 
     rows: int
-    read: float
-    step: float | None  # None without a batch
+    seconds: float  # from when its rows were there until it was done
+    step: float | None  # while all step; None without a batch
+    alone: float | None  # while the others rest; of the quickest only
     small: float  # an allreduce of one number, by what `AllReduce` would use
     large: float  # of all gradients
     model_bytes: int
@@ -54,24 +56,31 @@ class Probe:
     topology: str  # as `AllReduce` is given it
 
     def __call__(self, ctx: Context) -> Found:
-        began = time.perf_counter()
         rows = ctx.data.num_rows
-        read = time.perf_counter() - began
+        began = time.perf_counter()
         task = Task(self.task, ctx.device)
+        task.forward.context = StepContext(ctx.device, ctx)
+        task.forward.context.training = True
         ctx.comm.barrier()  # so that all step at the same time
         step = self._steps(ctx, task) if rows else None
+        alone = None
+        if quickest(ctx, step) == ctx.rank:
+            alone = step if ctx.size == 1 else self._steps(ctx, task)
         ctx.comm.barrier()
         gradients = task.params.grads
         with open_wire(ctx.comm, ctx, self.topology) as wire:
-            return Found(
-                rows=rows,
-                read=read,
-                step=step,
-                small=self._time(wire, gradients[:1].clone()),
-                large=self._time(wire, gradients),
-                model_bytes=gradients.nbytes,
-                topology=wire.topology,
-            )
+            small = self._time(wire, gradients[:1].clone())
+            large = self._time(wire, gradients)
+        return Found(
+            rows=rows,
+            seconds=time.perf_counter() - began,
+            step=step,
+            alone=alone,
+            small=small,
+            large=large,
+            model_bytes=gradients.nbytes,
+            topology=wire.topology,
+        )
 
     def _steps(self, ctx: Context, task: Task) -> float | None:
         """The median of a step, its batch included; None if there is no batch."""
@@ -102,6 +111,13 @@ class Probe:
         return median(taken[WARM_UP:])
 
 
+def quickest(ctx: Context, step: float | None) -> int | None:
+    """The rank with the shortest step; None if nobody has one."""
+    own = torch.tensor([math.inf if step is None else step], dtype=torch.float64)
+    steps = torch.cat(ctx.comm.allgather(own.to(ctx.device))).tolist()
+    return None if min(steps) == math.inf else steps.index(min(steps))
+
+
 def settle(device: torch.device) -> None:
     """Wait for what a GPU has only been asked to do."""
     if device.type == "cuda":
@@ -113,8 +129,10 @@ def advise(
 ) -> Advice:
     """Is distribution needed for this model and these rows, with how many workers, by what?
 
-    Two short jobs measure: `max_workers` at once, then one worker alone. Each reads the rows once,
-    as a training's first epoch would, makes `steps` steps and as many allreduces. Nothing is kept.
+    A short job measures. Its workers read all rows once, as a training's first epoch would, and
+    make `steps` steps at the same time; then the quickest of them makes as many while the others
+    rest, and all of them make as many allreduces. Nothing is kept. "One worker" has a worker's
+    share of its host (`cpusPerWorker`, or spark.task.cpus), not all of it.
 
     Args:
         estimator: as it would be fitted; of its strategy only the backend counts, and the topology
@@ -131,8 +149,6 @@ def advise(
     if max_workers is not None and max_workers < 1:
         raise ParameterError("max_workers", max_workers, "at least 1")
     fit = estimator._prepare(df)
-    if max_workers is None:
-        max_workers = fit.options.num_workers
     schedule, strategy = fit.job.schedule, fit.job.strategy
     probe = Probe(
         fit.job.task,
@@ -140,41 +156,36 @@ def advise(
         steps,
         strategy.topology if isinstance(strategy, AllReduce) else "auto",
     )
-    together = _measure(fit, probe, max_workers)
-    alone = together if len(together) == 1 else _measure(fit, probe, 1)
-    return Advice(combine(alone, together, probe.batch_size), schedule.epochs)
-
-
-def _measure(fit: Fit, probe: Probe, num_workers: int | None) -> list[Found]:
-    options = replace(fit.options, num_workers=num_workers, max_restarts=0, name="sparkdml: advise")
+    options = replace(fit.options, max_restarts=0, name="sparkdml: advise")
+    if max_workers is not None:
+        options = replace(options, num_workers=max_workers)
+    began = time.monotonic()
     found: list[Found] = launch(fit.spark, probe, options, fit.dataset, fit.feed)
-    if not any(one.rows for one in found):
+    return Advice(combine(found, time.monotonic() - began, probe.batch_size), schedule.epochs)
+
+
+def combine(found: list[Found], seconds: float, batch_size: int) -> Measured:
+    """Everybody's measurements, in a job of so many seconds, as what the arithmetic needs."""
+    rows = sum(one.rows for one in found)
+    if not rows:
         raise DataError(NO_ROWS)
-    if all(one.step is None for one in found):
+    stepped = tuple(one.step for one in found if one.step is not None)
+    if not stepped:
         raise DataError(
             f"none of {len(found)} workers has a batch, so there is no step to measure: one takes "
-            f"{probe.batch_size:,} rows (batchSize, times gradientAccumulation), and dropLast=True "
+            f"{batch_size:,} rows (batchSize, times gradientAccumulation), and dropLast=True "
             "leaves out what is shorter, samplingCol= what is not drawn. Lower batchSize or "
             "max_workers"
         )
-    return found
-
-
-def combine(alone: list[Found], together: list[Found], batch_size: int) -> Measured:
-    """One worker's measurements and everybody's, as what the arithmetic needs."""
-    rows = sum(found.rows for found in together)
-    stepped = [found.step for found in together if found.step is not None]
-    single = next(found.step for found in alone if found.step is not None)
-    slowest = max(together, key=lambda found: found.large)
+    last = max(found, key=lambda one: one.large)
     return Measured(
         rows=rows,
         batch_size=batch_size,
-        model_bytes=slowest.model_bytes,
-        max_workers=len(together),
-        step_alone=single,
-        step_together=median(stepped),
-        slowest_together=max(stepped),
-        read_rate=rows / max(max(found.read for found in together), 1e-9),
-        network=Network.fit(len(together), slowest.small, slowest.large, slowest.model_bytes),
-        topology=slowest.topology,
+        model_bytes=last.model_bytes,
+        step_alone=next(one.alone for one in found if one.alone is not None),
+        steps_together=stepped,
+        max_workers=len(found),
+        hand_over=max(0.0, seconds - max(one.seconds for one in found)),
+        network=Network.fit(len(found), last.small, last.large, last.model_bytes),
+        topology=last.topology,
     )

@@ -16,8 +16,10 @@ from sparkdml.comparison.outcome import Outcome, distance
 from sparkdml.comparison.result import Comparison
 from sparkdml.comparison.tally import Tally
 from sparkdml.errors import ParameterError, SparkDMLError
+from sparkdml.inference.reading import plan_reading
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.base import Strategy
+from sparkdml.training.modules import floating_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +61,7 @@ def compare(
     has_optimizer = estimator.isDefined("optimizer")
     alone = _with(estimator, AllReduce() if has_optimizer else next(iter(named.values())))
     alone._set(numWorkers=1)
-    _check(estimator, df, [*trained.values(), *([alone] if single else [])])
+    _check(estimator, df, on, [*trained.values(), *([alone] if single else [])])
     outcomes: list[Outcome] = []
     models: dict[str, TorchModel] = {}
     judged_on = df if on is None else on
@@ -91,13 +93,26 @@ def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str,
     return named
 
 
-def _check(estimator: TorchEstimator, df: DataFrame, trained: Sequence[TorchEstimator]) -> None:
+def _check(
+    estimator: TorchEstimator,
+    df: DataFrame,
+    on: DataFrame | None,
+    trained: Sequence[TorchEstimator],
+) -> None:
     """Everything that can be found wrong before any job."""
     place = estimator.value("checkpoint")
     if place is not None:
         raise ParameterError("checkpoint", place, "left out: each strategy is a run of its own")
-    for changed in trained:
-        changed._prepare(df)
+    fits = [changed._prepare(df) for changed in trained]
+    if on is not None:
+        plan_reading(
+            estimator,
+            on.schema,
+            fits[0].feed.known(estimator.feature_columns()),
+            floating_type(fits[0].module),
+            with_targets=True,
+            is_supervised=estimator.value("step") is None,
+        )
 
 
 def _with(estimator: TorchEstimator, strategy: Strategy) -> TorchEstimator:
@@ -119,22 +134,37 @@ def _train(
     tally, began = Tally(), time.monotonic()
     try:
         fitted = estimator.fit_watched(df, tally)
-        wall_seconds = time.monotonic() - began
-        judged = fitted.evaluate(judged_on)
-    except SparkDMLError as error:
-        return Outcome(name, workers=tally.workers, error=str(error).partition("\n")[0])
+    except Exception as error:
+        return Outcome(name, workers=tally.workers, error=_in_a_line(error))
+    wall_seconds = time.monotonic() - began
     models[name] = fitted
-    return Outcome(
+    trained = Outcome(
         name=name,
         workers=tally.workers,
         epochs=len(fitted.history),
         steps=int(sum(fitted.history.steps)),
         seconds=sum(fitted.history.seconds),
         wall_seconds=wall_seconds,
-        loss=judged["loss"],
-        metrics={metric: value for metric, value in judged.items() if metric != "loss"},
         **tally.means(),
     )
+    try:
+        judged = fitted.evaluate(judged_on)
+    except Exception as error:
+        return replace(trained, error=f"it was trained, but not judged: {_in_a_line(error)}")
+    metrics = {metric: value for metric, value in judged.items() if metric != "loss"}
+    return replace(trained, loss=judged["loss"], metrics=metrics)
+
+
+def _in_a_line(error: Exception) -> str:
+    """What our own errors begin with; of a traceback that Spark brought, what was raised."""
+    text = str(error).strip()
+    if isinstance(error, SparkDMLError):
+        return text.partition("\n")[0]
+    _, found, stack = text.rpartition("Traceback (most recent call last):")
+    raised = [line for line in stack.splitlines() if line and not line[0].isspace()]
+    if found and raised:
+        return raised[0]
+    return f"{type(error).__name__}: {text}".partition("\n")[0]
 
 
 def _with_distances(outcomes: list[Outcome], models: Mapping[str, TorchModel]) -> list[Outcome]:

@@ -38,54 +38,82 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """What a strategy makes of a synchronous step: how often ranks send how much, who does what."""
+
+    strategy: str  # as it is written
+    steps: int = 1  # between two meetings
+    bytes_kept: float = 1.0  # of the gradients' bytes
+    balances: bool = False  # whether rows move from slow ranks to quick ones
+
+
+SYNCHRONOUS = Agreement("AllReduce()")
+HALVED = Agreement("AllReduce(compression=dml.FP16())", bytes_kept=0.5)
+BALANCED = Agreement("AdaptiveBalance()", balances=True)
+
+
+def local(steps: int) -> Agreement:
+    return Agreement(f"LocalSGD(steps={steps})", steps=steps)
+
+
+@dataclass(frozen=True)
 class Measured:
     """What was measured on the cluster, in seconds."""
 
     rows: int  # to train on
     batch_size: int  # of a worker and step, gradients that are accumulated included
     model_bytes: int  # of the gradients
+    step_alone: float  # of a worker while the others rest: read, forward, backward, apply
+    steps_together: tuple[float, ...]  # of each, when all step at the same time
     max_workers: int
-    step_alone: (
-        float  # of one worker that has the cluster to itself: read, forward, backward, apply
-    )
-    step_together: float  # the median rank, when all step at the same time
-    slowest_together: float  # the slowest rank
-    read_rate: float  # rows a second out of Spark, all workers together
+    hand_over: float  # from the call until every worker had its rows
     network: Network  # as strategies use it
     topology: str = "native"  # what they reduce by
 
-    def step(self, workers: int) -> float:
+    @property
+    def slowest(self) -> float:
+        """The step of the worker that the others wait for."""
+        return max(self.steps_together)
+
+    @property
+    def balanced(self) -> float:
+        """A step of as many rows, had each worker the part of them that its speed allows."""
+        return len(self.steps_together) / sum(1.0 / each for each in self.steps_together)
+
+    def step(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
         """Without communication: workers on one host get in each other's way."""
         if self.max_workers < 2:
             return self.step_alone
+        together = self.balanced if agreement.balances else self.slowest
         share = (workers - 1) / (self.max_workers - 1)
-        return self.step_alone + share * (self.step_together - self.step_alone)
+        return self.step_alone + share * (together - self.step_alone)
 
-    def communication(self, workers: int) -> float:
-        """Of a step with synchronous SGD, not hidden behind computation."""
-        return self.network.allreduce(workers, self.model_bytes)
+    def communication(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
+        """Of a step, not hidden behind computation."""
+        sent = agreement.bytes_kept * self.model_bytes
+        return self.network.allreduce(workers, sent) / agreement.steps
 
-    def epoch(self, workers: int) -> float:
+    def epoch(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
         """Seconds of a pass over the spooled rows, with `batch_size` rows a worker and step."""
-        steps = -(-self.rows // (workers * self.batch_size))
-        return steps * (self.step(workers) + self.communication(workers))
+        step = self.step(workers, agreement) + self.communication(workers, agreement)
+        return self.steps_an_epoch(workers) * step
 
-    def speedup(self, workers: int) -> float:
-        return self.epoch(1) / self.epoch(workers)
+    def steps_an_epoch(self, workers: int) -> int:
+        return -(-self.rows // (workers * self.batch_size))
 
-    @property
-    def first_read(self) -> float:
-        """Seconds that Spark takes to hand over the rows, before they are spooled."""
-        return self.rows / self.read_rate
+    def speedup(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
+        return self.epoch(1) / self.epoch(workers, agreement)
 
-    @property
-    def workers_that_pay(self) -> int:
+    def workers_that_pay(self, agreement: Agreement = SYNCHRONOUS) -> int:
         """The most of which each brings enough: beyond, they mostly wait."""
         paying = [
-            n for n in range(2, self.max_workers + 1) if self.speedup(n) >= max(1.1, PAYS * n)
+            n
+            for n in range(2, self.max_workers + 1)
+            if self.speedup(n, agreement) >= max(1.1, PAYS * n)
         ]
         return max(paying, default=1)
 
     def communication_share(self, workers: int) -> float:
+        """Of synchronous SGD's time."""
         spent = self.communication(workers)
         return spent / (spent + self.step(workers)) if spent else 0.0

@@ -24,6 +24,7 @@ LEGEND = (
     "workers; what servers and communicators send is shared out among them. What lies in memory "
     "that all have mapped (Hogwild's parameters, rows on the same host) is not sent.",
 )
+_LINES = ("-", "--", ":", "-.")
 _RIGHT = ' style="text-align:right;padding:2px 8px"'
 
 
@@ -37,7 +38,10 @@ class Comparison(Sequence[Outcome]):
     def __getitem__(self, index: Any) -> Any:
         """By number, or by the strategy's name."""
         if isinstance(index, str):
-            return next(one for one in self._outcomes if one.name == index)
+            by_name = {one.name: one for one in self._outcomes}
+            if index not in by_name:
+                raise KeyError(f"no strategy {index!r}: there are {', '.join(map(repr, by_name))}")
+            return by_name[index]
         return self._outcomes[index]
 
     def __len__(self) -> int:
@@ -81,16 +85,20 @@ class Comparison(Sequence[Outcome]):
     def describe(self) -> list[str]:
         """What the numbers say, in a sentence each."""
         trained = [one for one in self._outcomes if one.error is None]
-        if not trained:
-            return []
-        fastest = min(trained, key=lambda one: one.seconds)
-        lowest = min(trained, key=lambda one: one.loss)
-        least = min(trained, key=lambda one: one.sent_bytes)
-        sentences = [
-            f"{fastest.name} trained fastest, in {fastest.seconds:.3g} s; {lowest.name} ended with "
-            f"the lowest loss, {lowest.loss:.4g}; {least.name} sent least, "
-            f"{least.sent_bytes / _MEGA:.3g} MB a worker."
+        return (self._compare(trained) if trained else []) + [
+            f"{one.name} failed: {one.error}" for one in self._outcomes if one.error is not None
         ]
+
+    def _compare(self, trained: Sequence[Outcome]) -> list[str]:
+        fastest = min(trained, key=lambda one: one.seconds)
+        least = min(trained, key=lambda one: one.sent_bytes)
+        said = [f"{fastest.name} trained fastest, in {fastest.seconds:.3g} s"]
+        judged = [one for one in trained if math.isfinite(one.loss)]
+        if judged:
+            lowest = min(judged, key=lambda one: one.loss)
+            said.append(f"{lowest.name} ended with the lowest loss, {lowest.loss:.4g}")
+        said.append(f"{least.name} sent least, {least.sent_bytes / _MEGA:.3g} MB a worker")
+        sentences = ["; ".join(said) + "."]
         away = [one for one in trained if math.isfinite(one.distance) and one.distance > 0]
         if away:
             near = min(away, key=lambda one: one.distance)
@@ -105,9 +113,7 @@ class Comparison(Sequence[Outcome]):
                 f"Another one is at least as good in computation, communication and loss, and "
                 f"better in one of them: {', '.join(beaten)}."
             )
-        return sentences + [
-            f"{one.name} failed: {one.error}" for one in self._outcomes if one.error is not None
-        ]
+        return sentences
 
     def plot(self, ax: Sequence[Any] | None = None) -> Any:
         """The loss over the seconds of training, and over what a rank sent; matplotlib's figure."""
@@ -120,25 +126,32 @@ class Comparison(Sequence[Outcome]):
             ax = list(made[0])
             figure.set_layout_engine("constrained")
         over_time, over_bytes = ax
-        for one in self._outcomes:
+        for number, one in enumerate(self._outcomes, start=1):
             if one.error is not None:
                 continue
             history = self.models[one.name].history
             passed = [sum(history.seconds[: n + 1]) for n in range(len(history))]
-            (line,) = over_time.plot(passed, history.loss, marker=".", label=one.name)
-            over_bytes.scatter(
-                [one.sent_bytes / _MEGA],
-                [one.loss],
-                color=line.get_color(),
-                marker="D" if one.name in self.frontier else "o",
+            style = _LINES[(number - 1) // 10 % len(_LINES)]  # there are ten colours
+            (line,) = over_time.plot(
+                passed, history.loss, style, marker=".", label=f"{number}  {one.name}"
             )
-            over_bytes.annotate(one.name, (one.sent_bytes / _MEGA, one.loss), fontsize=8)
+            place = (one.sent_bytes / _MEGA, one.loss)
+            marker = "D" if one.name in self.frontier else "o"
+            over_bytes.scatter(*[[value] for value in place], color=line.get_color(), marker=marker)
+            beside = {"textcoords": "offset points", "xytext": (5, 4)}  # a name would not fit
+            over_bytes.annotate(str(number), place, fontsize=8, **beside)
         over_time.set(xlabel="seconds of training", ylabel="loss of each epoch")
         over_time.legend(frameon=False, fontsize=8)
-        over_bytes.set(xlabel="MB sent by a worker (diamonds: unbeaten)", ylabel="loss at the end")
+        over_bytes.set(
+            xlabel="MB sent by a worker (diamonds: unbeaten, with computation)",
+            ylabel="loss at the end",
+        )
         over_bytes.set_xscale("symlog", linthresh=0.01)
         for panel in ax:
             panel.spines[["top", "right"]].set_visible(False)
+            heights = _heights(panel) or [0.0]
+            if max(heights) > 10 * min(heights) > 0:
+                panel.set_yscale("log")
         return over_time.figure
 
     def __repr__(self) -> str:
@@ -190,6 +203,13 @@ class Comparison(Sequence[Outcome]):
             for one in self._outcomes
         ]
         return [head, *rows]
+
+
+def _heights(panel: Any) -> list[float]:
+    """What is drawn in it, as far as it is finite."""
+    drawn = [float(y) for line in panel.lines for y in line.get_ydata()]
+    drawn += [float(y) for dots in panel.collections for _, y in dots.get_offsets()]
+    return [y for y in drawn if math.isfinite(y)]
 
 
 def _show(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,11 @@ class FeedPlan:
         first step, and how often a row is drawn depends on the weights of all the others.
         """
         return self.preprocess is not None or self.check_finite or self.sampling is not None
+
+    def known(self, names: Sequence[str]) -> tuple[Column, ...]:
+        """Those of these columns that the DataFrame has; others are made of them."""
+        columns = {column.name: column for column in self.columns}
+        return tuple(columns[name] for name in names if name in columns)
 
 
 def is_validation(hashes: Ints, fraction: float) -> np.ndarray:

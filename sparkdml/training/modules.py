@@ -33,6 +33,13 @@ def build_module(model: ModelSource) -> nn.Module:
     return modules
 
 
+def floating_type(module: nn.Module) -> str:
+    """As what floating-point columns are read: the module's own type, where numpy has it."""
+    kinds = (parameter.dtype for parameter in module.parameters())
+    kind = str(next(kinds, torch.float32)).removeprefix("torch.")
+    return kind if kind in ("float32", "float64") else "float32"  # the task casts to bfloat16
+
+
 def _build_one(parameter: str, source: Any) -> nn.Module:
     module = source if isinstance(source, nn.Module) or not callable(source) else source()
     if not isinstance(module, nn.Module):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_comparison import make_estimator, make_rows
+from torch import nn
 
 import sparkdml as dml
 from sparkdml.comm.threads import run_threads
@@ -26,9 +27,8 @@ CLUSTER = Measured(
     model_bytes=4_000_000,
     max_workers=8,
     step_alone=0.010,
-    step_together=0.010,
-    slowest_together=0.011,
-    read_rate=100_000.0,
+    steps_together=(0.010,) * 8,
+    hand_over=6.4,
     network=Network(latency=20e-6, seconds_a_byte=1e-10),
 )
 
@@ -76,9 +76,10 @@ def test_a_short_training_needs_no_second_worker():
 
 
 def test_processors_that_are_shared_bring_nothing():
-    advice = Advice(replace(CLUSTER, step_together=0.085, slowest_together=0.085), epochs=5)
+    advice = Advice(replace(CLUSTER, steps_together=(0.085,) * 8), epochs=5)
     assert advice.workers == 1
     assert "take each other's processors" in repr(advice)
+    assert "Strategy" not in repr(advice)  # there is nothing to choose
 
 
 @pytest.mark.parametrize(
@@ -102,10 +103,49 @@ def test_bytes_in_shared_memory_are_not_worth_compressing():
     assert in_memory.strategy == "LocalSGD(steps=8)"
 
 
-def test_a_slow_worker_calls_for_balance():
-    advice = Advice(replace(CLUSTER, slowest_together=0.04), epochs=5)
-    assert advice.strategy == "AdaptiveBalance()"
-    assert "4.0 times as long" in repr(advice)
+def test_the_verdict_is_that_of_the_strategy_which_is_advised():
+    advice = advice_by(Network(20e-6, 1e-8))  # 70 ms to agree on 10 ms of work
+    assert CLUSTER.epoch(1) == pytest.approx(100.0)
+    assert advice.measured.speedup(8) < 1
+    assert (advice.workers, advice.is_needed) == (8, True)
+    assert repr(advice).splitlines()[-2:] == [
+        "Distribution pays: numWorkers=8 with LocalSGD(steps=128) brings 5 epochs down to 1.1 min. "
+        "With AllReduce() they would take 8.36 min. Who meets less often may end elsewhere: try it "
+        "with dml.compare.",
+        "Strategy: dml.LocalSGD(steps=128).",
+    ]
+
+
+def test_workers_meet_once_an_epoch_at_least():
+    advice = advice_by(Network(20e-6, 1e-8), rows=64 * 8 * 20)
+    assert advice.strategy == "LocalSGD(steps=16)"
+    few = advice_by(Network(20e-6, 1e-8), rows=64)
+    assert few.strategy == "LocalSGD(steps=2)"
+    assert "a single step takes all rows" in repr(few)
+
+
+@pytest.mark.parametrize(
+    ("steps", "balanced", "pays"),
+    [
+        ((0.010,) * 7 + (0.040,), 8 / 725, 8),
+        ((0.010, 0.029), 2 / (100 + 1 / 0.029), 2),  # of two, which have no median to stand out of
+    ],
+)
+def test_a_slow_worker_calls_for_balance(steps, balanced, pays):
+    measured = replace(CLUSTER, steps_together=steps, max_workers=len(steps))
+    assert measured.step(len(steps)) == pytest.approx(
+        max(steps)
+    )  # who agrees in every step waits for it
+    assert measured.balanced == pytest.approx(balanced)
+    advice = Advice(measured, epochs=5)
+    assert (advice.strategy, advice.workers) == ("AdaptiveBalance()", pays)
+    assert f"{max(steps) / 0.010:.1f} times as long" in repr(advice)
+    assert f"numWorkers={pays} with AdaptiveBalance()" in repr(advice)
+
+
+def test_small_differences_are_no_reason_to_move_rows():
+    measured = replace(CLUSTER, steps_together=(0.010, 0.014), max_workers=2)
+    assert Advice(measured, epochs=5).strategy == "AllReduce()"
 
 
 def test_one_slot_is_said_to_be_one():
@@ -122,15 +162,17 @@ def test_every_strategy_that_is_advised_is_there():
 
 
 def test_ranks_are_put_together():
-    alone = [Found(100, 2.0, 0.5, 0.0, 0.0, 60)]
-    together = [
-        Found(60, 1.0, 0.6, 0.1, 0.3, 60, "tree"),
-        Found(40, 0.5, 0.8, 0.1, 0.4, 60, "tree"),
-        Found(0, 0.1, None, 0.1, 0.2, 60, "tree"),
-    ]
-    found = combine(alone, together, batch_size=10)
-    assert (found.rows, found.max_workers, found.read_rate) == (100, 3, 100.0)
-    assert (found.step_alone, found.step_together, found.slowest_together) == (0.5, 0.7, 0.8)
+    found = combine(
+        [
+            Found(60, 1.0, 0.6, 0.5, 0.1, 0.3, 60, "tree"),
+            Found(40, 1.5, 0.8, None, 0.1, 0.4, 60, "tree"),
+            Found(0, 1.2, None, None, 0.1, 0.2, 60, "tree"),
+        ],
+        seconds=4.0,
+        batch_size=10,
+    )
+    assert (found.rows, found.max_workers, found.hand_over) == (100, 3, 2.5)
+    assert (found.step_alone, found.steps_together, found.slowest) == (0.5, (0.6, 0.8), 0.8)
     assert found.communication(3) == pytest.approx(0.4)
     assert found.topology == "tree"
 
@@ -174,6 +216,26 @@ def test_what_is_timed_is_what_allreduce_would_use(asked, used):
 def test_a_rank_without_a_batch_has_no_step():
     assert [found.step for found in probe(Fruitless)] == [None, None]
     assert all(found.step > 0 for found in probe(DrawnOnce))
+
+
+def test_the_quickest_steps_once_more_alone():
+    alone = [found.alone for found in probe()]
+    assert len([one for one in alone if one is not None]) == 1
+    assert [found.alone for found in probe(Fruitless)] == [None, None]
+
+
+def test_a_step_of_ones_own_is_in_a_training_run():
+    seen = []
+
+    def step(modules, batch, ctx):
+        assert ctx.training
+        seen.append((ctx.rank, ctx.size, ctx.host))  # the worker's own, beyond a step's
+        return nn.functional.cross_entropy(modules(batch["x"]), batch["y"])
+
+    plan = replace(digits_plan(), loss=None, metrics={}, step=step)
+    probe = Probe(plan, 5, steps=1, topology="auto")
+    run_threads(2, lambda comm: probe(ProbedContext(comm, digits(20))))
+    assert set(seen) == {(0, 2, "here"), (1, 2, "here")}
 
 
 def test_times_on_a_gpu_are_those_of_work_that_is_done(monkeypatch):

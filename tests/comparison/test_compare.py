@@ -96,9 +96,18 @@ def test_the_table_says_what_failed():
     assert "better in one of them: worse." in text
     assert " ".join(text.splitlines()[1].split()) == "good 2 1 10 0.5 0.1 1 20 0.25 0.9 0.1 *"
     assert table["worse"].loss == 0.5
+    with pytest.raises(KeyError, match=r"no strategy 'best': there are 'good', 'worse', 'bad'"):
+        table["best"]
     frame = table.to_pandas()
     assert list(frame["sent_megabytes"][:2]) == [1.0, 2.0]
     assert list(frame["frontier"]) == [True, False, False]
+
+
+def test_a_loss_that_is_no_number_is_not_the_lowest():
+    lost = Outcome("lost", 2, 1, 10, 0.5, 1.0, 0.1, 0.1, 1e6, 20, math.nan)
+    good = Outcome("good", 2, 1, 10, 1.0, 2.0, 0.5, 0.1, 2e6, 20, 0.25)
+    assert "good ended with the lowest loss, 0.25" in repr(Comparison([lost, good], {}))
+    assert "lowest" not in repr(Comparison([lost], {}))
 
 
 @pytest.mark.spark
@@ -137,6 +146,32 @@ def test_bad_arguments_are_found_before_any_training(spark, tmp_path):
         compare(make_estimator(checkpoint=str(tmp_path)), df, [dml.AllReduce()])
     with pytest.raises(dml.ParameterError, match="clipNorm"):
         compare(make_estimator(clipNorm=1.0), df, [dml.AllReduce(), dml.LBFGS()])
+
+
+@pytest.mark.spark
+def test_rows_to_judge_by_are_looked_at_before_any_training(spark, monkeypatch):
+    monkeypatch.setattr(dml.TorchEstimator, "fit_watched", lambda *_: pytest.fail("it trains"))
+    df = make_rows(spark)
+    for on, said in ((df.drop("label"), "'label'"), (df.drop("features"), "'features'")):
+        with pytest.raises(dml.DataError, match=f"no column {said}"):
+            compare(make_estimator(), df, [dml.AllReduce()], on=on)
+    scalars = df.selectExpr("features[0] AS features", "label")
+    with pytest.raises(dml.DataError, match="the model was trained on"):
+        compare(make_estimator(), df, [dml.AllReduce()], on=scalars)
+
+
+@pytest.mark.spark
+def test_a_model_that_can_not_be_judged_is_kept(spark):
+    df = make_rows(spark)
+    holey = df.selectExpr("features", "IF(label = 2, NULL, label) AS label")
+    found = compare(make_estimator(epochs=1), df, [dml.AllReduce()], on=holey)
+    for one in found:
+        assert "trained, but not judged: sparkdml.errors.DataError: column 'label'" in one.error
+        assert one.steps > 0
+        assert math.isnan(one.loss)
+        assert found.models[one.name].evaluate(df)["loss"] > 0
+    assert found[0].distance > 0
+    assert "not judged" in repr(found)
 
 
 @pytest.mark.spark

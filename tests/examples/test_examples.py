@@ -75,6 +75,7 @@ SAYS = {
     "pipeline.py": r"test accuracy: (8|9|10)\d(\.\d)?%",
     "autoencoder.py": r"broken ones are among them",
     "topics.py": r"topic 3: \w+ \w+",
+    "compare_strategies.py": r"AllReduce\(\)[^$]*\nsingle process +1 +[\d.]+",
     "streaming.py": r"went on learning: +[789]\d\.\d%",
 }
 
