@@ -49,17 +49,18 @@ def resolve_backend(name: str, size: int | None = None) -> str:
         if reason is not None:
             raise SetupError(f"backend='horovod' can't be used: {reason}. {_INSTALL_HOROVOD}")
     if name == "mpi":
-        from sparkdml.comm.mpi_names import why_no_mpi
+        from sparkdml.comm.mpi_names import INSTALL_MPI, why_no_name_server
 
-        reason = why_no_mpi()
+        reason = why_no_name_server()
         if reason is not None:
-            raise SetupError(f"backend='mpi' can't be used: {reason}. Choose backend='torch'.")
+            raise SetupError(f"backend='mpi' can't be used: {reason}. {INSTALL_MPI}")
     return name
 
 
 def open_communicator(backend: str, world: World) -> Communicator:
     """Open this rank's communicator; every rank of the world calls it with the same backend."""
-    resolved = resolve_backend(backend, world.size)
+    # What MPI needs at the driver, workers need not have.
+    resolved = backend if backend == "mpi" else resolve_backend(backend, world.size)
     # Each is imported only where it is used: Horovod may not be there, and torch takes its time.
     if resolved == "horovod":
         from sparkdml.comm.horovod import HorovodCommunicator

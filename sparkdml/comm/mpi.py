@@ -24,7 +24,7 @@ from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
 from sparkdml.comm.environment import temporary_environment
 from sparkdml.comm.layout import to_words
-from sparkdml.comm.mpi_names import SERVER_KEY, open_mpi_settings, why_no_mpi
+from sparkdml.comm.mpi_names import INSTALL_MPI, SERVER_KEY, open_mpi_settings, why_no_mpi
 from sparkdml.comm.torch_groups import connect_store
 from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, SetupError
@@ -36,6 +36,8 @@ SPINS = 200  # looks without a sleep: a short message is there by then
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SERVER_SETTING = "OMPI_MCA_pmix_server_uri"
 _initialised_with: str | None = None  # MPI can be initialised but once in a process
+# Given up at an alarm. MPI goes on in this process, and may still write into their buffers.
+_abandoned: list[MPIWork] = []
 
 
 class MPIWork:
@@ -60,6 +62,9 @@ class MPIWork:
                 if time.monotonic() - looked > LOOK_EVERY_SECONDS:
                     self._alarm.check()
                     looked = time.monotonic()
+        except CommunicationError:
+            _abandoned.append(self)
+            raise
         except self._mpi.Exception as error:
             raise _failed(error, self._alarm) from error
         self.source = status.Get_source()
@@ -133,7 +138,8 @@ class MPICommunicator(ComposedCommunicator):
 
     def _open_split(self, ranks: Sequence[int], color: int) -> MPICommunicator:
         self.barrier()  # Split waits in silence: so everybody is there before it
-        part = self._comm.Split(color, list(ranks).index(self.rank))
+        # Its lowest rank stands for a group: MPI takes no negative colors.
+        part = self._comm.Split(min(ranks), list(ranks).index(self.rank))
         return MPICommunicator(self._mpi, part, self._alarm)
 
     @property
@@ -188,6 +194,8 @@ class MPIMessages:
         return _Receiving(self, tensor, source, tag)
 
     def _receive(self, tensor: Tensor, source: int, tag: int) -> int:
+        if source != self._mpi.ANY_SOURCE:
+            arguments.check_peer("source", source, self._comm.Get_rank(), self._comm.Get_size())
         work = _Receiving(self, tensor, source, tag)
         work.wait()
         return work.source
@@ -221,8 +229,8 @@ def _array(words: Tensor) -> Any:
 
 def _initialise(server: str, interface: str | None) -> Any:
     reason = why_no_mpi()
-    if reason is not None and "mpi4py" in reason:
-        raise SetupError(f"backend='mpi' can't be used: {reason} for the workers' Python")
+    if reason is not None:
+        raise SetupError(f"backend='mpi' can't be used: {reason}. {INSTALL_MPI}")
     global _initialised_with
     if _initialised_with not in (None, server):
         raise SetupError(

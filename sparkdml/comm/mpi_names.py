@@ -22,16 +22,21 @@ from sparkdml.errors import SetupError
 
 START_SECONDS = 20.0
 SERVER_KEY = "sparkdml/mpi-server"  # in the driver's store: the server's address
-_INSTALL = "Install Open MPI 4 (on Debian openmpi-bin) and mpi4py, or choose backend='torch'."
+INSTALL_MPI = "Install Open MPI 4 (on Debian openmpi-bin) and mpi4py, or choose backend='torch'."
 
 _starting = threading.Lock()
 _server: NameServer | None = None
 
 
 def why_no_mpi() -> str | None:
-    """None if MPI can be used here, else the reason; imports nothing."""
+    """None if a worker can use MPI here, else the reason; imports nothing."""
     if find_spec("mpi4py") is None:
-        return "the package mpi4py is not installed"
+        return "the package mpi4py is not installed for the workers' Python"
+    return None
+
+
+def why_no_name_server() -> str | None:
+    """None if a driver can serve MPI here, else the reason: it needs no mpi4py by itself."""
     if shutil.which("ompi-server") is None:
         return "Open MPI's ompi-server is not on the PATH"
     return None
@@ -51,9 +56,9 @@ class NameServer:
     """A process of ours that listens on one interface and ends with the driver."""
 
     def __init__(self, interface: str | None) -> None:
-        reason = why_no_mpi()
+        reason = why_no_name_server()
         if reason is not None:
-            raise SetupError(f"backend='mpi' can't be used: {reason}. {_INSTALL}")
+            raise SetupError(f"backend='mpi' can't be used: {reason}. {INSTALL_MPI}")
         with tempfile.TemporaryDirectory(prefix="sparkdml-mpi-") as folder:
             place = Path(folder, "address")
             self._process = subprocess.Popen(
@@ -77,7 +82,7 @@ class NameServer:
             if self._process.poll() is not None:
                 break
             time.sleep(0.02)
-        raise SetupError(f"ompi-server did not start within {START_SECONDS:g} s. {_INSTALL}")
+        raise SetupError(f"ompi-server did not start within {START_SECONDS:g} s. {INSTALL_MPI}")
 
     @property
     def is_running(self) -> bool:

@@ -11,29 +11,21 @@ import pytest
 import torch
 
 from sparkdml.comm.base import Communicator
-from sparkdml.comm.mpi_names import why_no_mpi
+from sparkdml.comm.mpi_names import why_no_mpi, why_no_name_server
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.communicator_contract import CommunicatorContract, OnEveryRank
 from sparkdml.testing.rank_processes import RankProcesses
 
+REASON = why_no_mpi() or why_no_name_server()
 pytestmark = [
     pytest.mark.slow,  # `make test-slow` installs Open MPI where it can
-    pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi())),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> None:
     """In place of the suite's: the processes, and the stores that they meet in, outlive a test."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def root_may_run_it() -> Iterator[None]:
-    """Containers often have no other user."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        patch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +39,16 @@ class TestMPI(CommunicatorContract):
     @pytest.fixture
     def on_every_rank(self, processes: RankProcesses) -> OnEveryRank:
         return processes.run
+
+
+@pytest.mark.parametrize("processes", [3], indirect=True)
+def test_groups_may_have_any_color(processes: RankProcesses) -> None:
+    assert processes.run(size_of_its_group) == [2, 1, 2]
+
+
+def size_of_its_group(comm: Communicator) -> int:
+    with comm.split(-7 if comm.rank != 1 else 0) as group:
+        return group.size
 
 
 def allreduce_for_ever(comm: Communicator) -> None:
