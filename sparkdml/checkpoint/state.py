@@ -48,7 +48,10 @@ def merge(states: Sequence[State]) -> State:
 
 
 def _combine(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """Add up floats; whole numbers only if they are not to be scaled, else the first counts."""
+    """Add up floats; whole numbers only if they are not to be scaled, else the first counts.
+
+    The mean of equal values is that value to the bit, whatever it is: a constant stays one.
+    """
     first = values[0]
     if isinstance(first, dict):
         return {
@@ -67,15 +70,23 @@ def _combine(values: Sequence[Any], weights: Sequence[float]) -> Any:
     adds_up = all(weight == 1.0 for weight in weights)
     if isinstance(first, bool | str) or first is None or not (scaled or adds_up):
         return first
+    if not adds_up and all(_is_equal(first, value) for value in values[1:]):
+        return first
+    # What has no weight may hold anything: an infinity times 0 would be NaN.
+    weighed = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight]
     if isinstance(first, Tensor) and scaled:
         total = torch.zeros_like(first, dtype=torch.promote_types(first.dtype, torch.float64))
-        for value, weight in zip(values, weights, strict=True):
+        for value, weight in weighed:
             total += value.to(total.dtype) * weight
         return total.to(first.dtype)
-    total = first * 1 if adds_up else first * weights[0]
-    for value, weight in zip(values[1:], weights[1:], strict=True):
-        total = total + (value if adds_up else value * weight)
-    return total
+    shares = [value if adds_up else value * weight for value, weight in weighed]
+    return sum(shares[1:], start=shares[0])
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    return bool(np.array_equal(one, other))
 
 
 def _having(

@@ -41,9 +41,24 @@ class Batch(Mapping[str, Tensor]):
             yield self
             return
         for start in range(0, self.num_rows, rows):
-            stop = min(start + rows, self.num_rows)
-            columns = {name: tensor[start:stop] for name, tensor in self._columns.items()}
-            yield Batch(columns, stop - start)
+            yield self.between(start, min(start + rows, self.num_rows))
+
+    def split_evenly(self, num_pieces: int) -> Iterator[Batch]:
+        """So many pieces, as views, that differ by a row at most."""
+        if num_pieces <= 1:
+            yield self
+            return
+        share, rest = divmod(self.num_rows, num_pieces)
+        start = 0
+        for index in range(num_pieces):
+            stop = start + share + (index < rest)
+            yield self.between(start, stop)
+            start = stop
+
+    def between(self, start: int, stop: int) -> Batch:
+        """Some of the rows, as a view."""
+        columns = {name: tensor[start:stop] for name, tensor in self._columns.items()}
+        return Batch(columns, stop - start)
 
     def to(self, device: torch.device) -> Batch:
         """On the device, by way of pinned memory so that the copy runs beside the computation."""

@@ -50,7 +50,8 @@ class ADPSGD(Strategy):
             history's `steps`, checkpoints and requests to stop, what lies between two meetings is
             one step.
         seed: of the choice of partners.
-        backend: "horovod", "torch", or "auto", as in `AllReduce`. Partners' messages go by torch.
+        backend: "horovod", "torch", "mpi", or "auto", as in `AllReduce`. Partners' messages
+            go by torch.
     """
 
     columns = (CONSENSUS_DISTANCE,)

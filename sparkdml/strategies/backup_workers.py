@@ -34,7 +34,7 @@ class BackupWorkers(Strategy):
         backup: how many of the workers' gradients are not waited for; `numWorkers` counts all.
         max_lag: how many steps a slow worker may be behind, before it is waited for: as many
             gradients are kept for it in memory.
-        backend: "horovod", "torch", or "auto", as in `AllReduce`. Gradients go by torch.
+        backend: "horovod", "torch", "mpi", or "auto", as in `AllReduce`. Gradients go by torch.
     """
 
     columns = (SKIPPED_ROWS,)

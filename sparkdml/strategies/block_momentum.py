@@ -48,7 +48,7 @@ class BlockMomentum(LocalStrategy):
         nesterov: start the next block where momentum alone would lead to.
         optimizer_state: "keep" or "reset" the momentum of each worker's own optimizer after a
             block. The blocks' momentum takes over, so the default is to reset it; keep Adam's.
-        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
     """
 
     steps_name = "block"

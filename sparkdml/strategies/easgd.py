@@ -36,7 +36,8 @@ def draw_together_(
 class EASGD(LocalStrategy):
     """Let the workers' models differ, drawn to a centre every so many steps; the centre is kept.
 
-    With one worker and `rho` = 1/2 of the inverse learning rate, it equals SGD with half the rate.
+    With one worker, `steps=1` and `rho` = 1/2 of the inverse learning rate, it equals SGD with half
+    the rate.
 
     Args:
         steps: steps of each worker between two meetings.
@@ -45,7 +46,7 @@ class EASGD(LocalStrategy):
             n models. None: the paper's choice, 0.9 / n and 0.9.
         optimizer_state: "keep" or "reset" the momentum of each worker's own optimizer at each
             meeting.
-        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
     """
 
     def __init__(

@@ -169,7 +169,7 @@ class FullObjective:
         """Whether this rank is the first that has computed these rows."""
         if not isinstance(batch, LeasedBatch) or batch.confirm():
             return True
-        epoch.own_rows -= batch.num_rows
+        epoch.rows_here -= batch.num_rows
         return False
 
     def _divisor(self, totals: Totals) -> float:

@@ -50,7 +50,8 @@ class Gossip(Strategy):
             ranks that talk to each other.
         degree: about how many neighbours each rank has in a random graph; 4 unless given.
         seed: of the random graph.
-        backend: "horovod", "torch", or "auto", as in `AllReduce`. Neighbours' messages go by torch.
+        backend: "horovod", "torch", "mpi", or "auto", as in `AllReduce`. Neighbours' messages
+            go by torch.
     """
 
     steps_together = True

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +47,7 @@ class Hybrid(ParameterServer):
 
     Args:
         group_size: how many workers act as one. Workers of one host stay together.
-        backend: of the groups' communicator: "horovod", "torch", or "auto".
+        backend: of the groups' communicator, as in `AllReduce`.
         num_servers, consistency, replication, updater, encrypted, timeout_seconds: as for
             `ParameterServer`; groups are what may run apart. By default they never wait.
     """
@@ -156,7 +155,7 @@ class HybridTraining:
         self._fetch()
         training.clock.lap("communication")
         training.spans.lap("communication")
-        epoch.count(replace(totals, wishes=0.0, objections=0.0, stops=0.0))
+        epoch.count(totals.without_votes())
         epoch.tick()
         return not totals.stops
 
@@ -201,7 +200,7 @@ class HybridTraining:
         self._fetch()
         totals = self.task.forward.totals(stats)
         epoch.steps, self.training.step = (int(value) for value in steps)
-        epoch.totals = before + replace(totals, wishes=0.0, objections=0.0, stops=0.0)
+        epoch.totals = before + totals.without_votes()
         wish = torch.tensor([float(self.training.stop_request is not None)]).to(self.ctx.device)
         if self.ctx.comm.allreduce_(wish).item():
             self.training.interrupt()

@@ -38,7 +38,7 @@ class LayeredSGD(StepStrategy):
 
     Args:
         group_size: how many workers share a communicator.
-        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
         bucket_bytes: how much travels at once. The communicators send a bucket on while the next
             one is being summed.
     """

@@ -45,7 +45,7 @@ class LBFGS(SecondOrder):
         backups: whether a rank that is done with its rows computes those that a slow one has not
             come to, so that nobody waits for more than the batch it is at. Costs a question to the
             driver for every batch, and then two runs agree to rounding, no longer to the bit.
-        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class LocalSGD(LocalStrategy):
             and let the models drift further apart.
         optimizer_state: "keep" or "reset" the momentum of each worker's own optimizer when the
             models are averaged.
-        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
     """
 
     def __init__(

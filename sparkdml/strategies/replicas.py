@@ -55,17 +55,22 @@ class Replicas:
         Returns how far the replicas are from it: the root of the mean squared distance.
         """
         training, values = self._training, self._task.params.values
-        self._average.copy_(values)
-        self._comm.allreduce_(self._average, "mean")
+        self._let_average_stand_in()
         squares = (values.double() - self._average.double()).square().sum().reshape(1)
         self._comm.allreduce_(squares, "mean")
-        if training.result_values is None or training.result_values is self._average:
-            training.result_values = self._average
-        else:  # a callback's own choice, as EMA's: of each replica; its average is the same on all
-            self._comm.allreduce_(training.result_values, "mean")
+        kept = training.result_values
+        if kept is not None and kept is not self._average:
+            # A callback's own choice, as EMA's: of each replica; its average is the same on all.
+            self._comm.allreduce_(kept, "mean")
         if self._task.loss_scale is not None:
             self._task.loss_scale.agree(self._comm, training.ctx.device)
         return float(squares.sqrt())
+
+    def _let_average_stand_in(self) -> None:
+        self._average.copy_(self._task.params.values)
+        self._comm.allreduce_(self._average, "mean")
+        if self._training.result_values is None:
+            self._training.result_values = self._average
 
     def state(self) -> State:
         """A replica has parameters and optimizers of its own, so the run's state has them twice."""
@@ -83,7 +88,7 @@ class Replicas:
         return state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """After the callbacks have loaded what rank 0 had."""
+        """After the callbacks have loaded what rank 0 had; every rank calls it."""
         values: Tensor = state["replica"]
         self._task.params.values.copy_(values)
         self._task.optimizers.load(state["optimizers"])
@@ -91,3 +96,4 @@ class Replicas:
             self._training.result_values.copy_(state["kept"])
         if "loss_scale" in state and self._task.loss_scale is not None:
             self._task.loss_scale.load(state["loss_scale"])
+        self._let_average_stand_in()  # now already: there may be nothing left to train

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -126,7 +126,11 @@ class SecondOrder(Strategy):
     def _reach(self, training: Training, epoch: Epoch, here: Evaluation) -> Evaluation:
         """The next point, and where it is the last one, why."""
         epoch.measured["step_length"] = 0.0
-        found = here if here.steepness <= self.tolerance else self.iterate(epoch, here)
+        if here.steepness <= self.tolerance:
+            # Known from an earlier step, perhaps, in which somebody asked for something.
+            found: Evaluation | None = replace(here, totals=here.totals.without_votes())
+        else:
+            found = self.iterate(epoch, here)
         reached = self.objective.evaluate(epoch) if found is None else found
         height = f"the gradient's largest element is {reached.steepness:.2g}"
         if reached.steepness <= self.tolerance:

@@ -54,6 +54,8 @@ class ToldBuffers:
         now = flat_buffers(self._module)
         assert now is not None
         assert self._told is not None
-        change, self._told = now - self._told, now
+        # Infinities that stay, as in masks, are no change; their difference would be NaN.
+        change = torch.where(now == self._told, 0.0, now - self._told)
+        self._told = now
         if change.any():  # most models have none, or constant ones
             client.push(BUFFERS, change)

@@ -55,7 +55,7 @@ class Lockstep:
         Without the wish for the run's end, of which `ServedTraining` takes care.
         """
         if not self.applies:
-            return replace(own, wishes=0.0, objections=0.0, stops=0.0)
+            return own.without_votes()
         worker = self._worker
         clock, sums = worker.client.clock_now, worker.sums
         totals = worker.task.forward.totals(sums - self._sums)
@@ -64,5 +64,5 @@ class Lockstep:
             self._is_in_step = False  # the others have gone on without it
         self._clock, self._sums = clock, sums.clone()
         if not self._is_in_step:
-            return replace(own, wishes=0.0, objections=0.0, stops=0.0)
+            return own.without_votes()
         return replace(totals, stops=0.0)

@@ -23,8 +23,8 @@ def come_back(worker: ServedTraining) -> None:
     training.step = place.step
     training.history = list(ctx.ask("history") or [])[: place.epoch]
     epoch = Epoch(training, place.epoch)
-    start, own_rows = _where_resumed(training, place.epoch)
-    epoch.own_rows = epoch.rows_before = own_rows + place.rows
+    start, rows_before = _where_resumed(training, place.epoch)
+    epoch.rows_before = rows_before + place.rows
     epoch.start = start if start.any() else None
     if place.rows and worker.leases is None:
         ctx.data.ingest()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,7 +90,7 @@ class ServedTraining:
                     training.clock.lap("compute")
                     mark = mark_of_step(training.step + 1)
                     if isinstance(batch, LeasedBatch) and not batch.confirm(mark):
-                        epoch.own_rows -= batch.num_rows  # somebody else trains on them now
+                        epoch.rows_here -= batch.num_rows  # somebody else trains on them now
                         continue
                     self._step(epoch, batch.num_rows)
                     if self._is_stopped:
@@ -245,7 +244,7 @@ class ServedTraining:
         }
         met = self._exchange(own)
         self.sums = torch.tensor(met[0]["sums"], dtype=torch.float64)
-        epoch.totals = replace(self._totals(), wishes=0.0, objections=0.0, stops=0.0)
+        epoch.totals = self._totals().without_votes()
         # Those with fewer rows have made fewer steps: the run is as far as the one with the most.
         epoch.steps, training.step = (max(one["steps"][i] for one in met) for i in range(2))
         epoch.measured[WAIT_SECONDS] = sum(one["waited"] for one in met) / len(met)

@@ -41,7 +41,7 @@ class SlowMo(LocalStrategy):
         lr: of the slow steps: 1 goes as far as the average went, and momentum on top of it.
         optimizer_state: "keep" or "reset" the momentum of each worker's own optimizer at each slow
             step. The paper resets that of SGD and keeps Adam's.
-        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
     """
 
     def __init__(

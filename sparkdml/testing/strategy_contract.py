@@ -196,6 +196,25 @@ class StrategyContract:
         assert told(trainings[0])[0] == told(first[0])[0]
         assert trainings[0].history[-1]["loss"] < first[0].history[0]["loss"]
 
+    def test_more_epochs_later_are_the_same_as_at_once(self, case: Case) -> None:
+        """A run's last checkpoint has what training goes on from, beside what it ended with."""
+        if not case.resumes_exactly:
+            pytest.skip("it promises no exact resumption")
+        plan, parts = digits_plan(lr=0.1, momentum=0.5), cut(digits(72), [40, 32])
+
+        def train(epochs: int, checkpoints: MemoryCheckpoints) -> Sequence[Any]:
+            return case.train(
+                case.make, plan, Schedule(epochs, BATCH), parts, checkpoints=checkpoints
+            )
+
+        at_once, kept = train(3, MemoryCheckpoints(every=1000)), MemoryCheckpoints(every=1000)
+        train(1, kept)
+        assert kept.newest is not None
+        assert kept.newest.kind == "final"
+        for ours, theirs in zip(train(3, kept), at_once, strict=True):
+            assert told(ours) == told(theirs)
+            assert_alike([ours], theirs.task.module, rtol=0, atol=0)
+
     # -- ends -----------------------------------------------------------------------------------
 
     def test_a_rank_that_raises_releases_the_others(self, case: Case) -> None:

@@ -83,11 +83,9 @@ class Contribution:
 
 def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
     task = training.task
-    rows = epochs[-1].totals.rows if epochs else 0.0
+    rows = sum(epoch.totals.rows for epoch in epochs)  # not all workers may have made all epochs
     state = {
-        name: tensor.detach().cpu().double() * rows
-        if tensor.is_floating_point()
-        else tensor.detach().cpu().clone()
+        name: _times(tensor.detach().cpu(), rows)
         for name, tensor in training.result_state().items()
     }
     contribution = Contribution(
@@ -103,6 +101,13 @@ def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
         training.ctx.traffic.sent(contribution.num_bytes)
         training.reports.tell_rank()
     return contribution
+
+
+def _times(tensor: Tensor, rows: float) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    # Infinities, as in masks, would become NaN times 0.
+    return tensor.double() * rows if rows else torch.zeros_like(tensor, dtype=torch.float64)
 
 
 def add_all(contributions: list[Contribution]) -> Contribution:

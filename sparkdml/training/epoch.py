@@ -28,10 +28,13 @@ class Epoch:
         self.number = number
         self.totals = Totals()
         self.steps = 0
-        self.own_rows = 0.0  # of this rank, for its weight among the others
         self.measured: dict[str, float] = {}  # what the strategy adds to the row, on every rank
-        self.rows_before = 0.0  # of these, how many were read before the run was resumed
-        # Of this rank's shards: how many rows anybody has used since it began here; None: own_rows.
+        self.rows_here = 0  # that this rank has trained on since the epoch began here
+        # Before that, in a run that was resumed; where the number of ranks has changed, the mean of
+        # what they had, which may be a fraction of a row.
+        self.rows_before = 0.0
+        # Of this rank's shards: how many rows anybody has used since it began here, if not just
+        # this rank has.
         self.used_rows: int | None = None
         self.start: Ints | None = None  # where in the data it begins, if not at its start
         self._seconds_before = 0.0
@@ -44,7 +47,7 @@ class Epoch:
 
     @classmethod
     def load(
-        cls, training: Training, state: dict[str, Any], position: Ints, own_rows: float
+        cls, training: Training, state: dict[str, Any], position: Ints, rows_before: float
     ) -> Epoch:
         """The epoch that a checkpoint was taken in, from there on."""
         epoch = cls(training, state["number"])
@@ -52,7 +55,7 @@ class Epoch:
         epoch.steps = state["steps"]
         epoch._seconds_before = state["seconds"]
         epoch.measured = dict(state.get("measured", {}))  # which older checkpoints have not
-        epoch.own_rows = epoch.rows_before = own_rows
+        epoch.rows_before = rows_before
         epoch.start = position if position.any() else None
         return epoch
 
@@ -66,10 +69,14 @@ class Epoch:
         }
 
     @property
+    def own_rows(self) -> float:
+        """Of this rank, for its weight among the others."""
+        return self.rows_before + self.rows_here
+
+    @property
     def rows_read(self) -> int:
         """How many rows of this rank's shards have been used since the epoch began here."""
-        own = int(self.own_rows - self.rows_before)
-        return own if self.used_rows is None else self.used_rows
+        return self.rows_here if self.used_rows is None else self.used_rows
 
     @property
     def seconds(self) -> float:
@@ -122,15 +129,15 @@ class Epoch:
     def whole_pass(self) -> Iterator[Batch]:
         """What this rank has of all rows, and no empty batches."""
         training = self._training
-        self.own_rows = 0.0
+        self.rows_here, self.rows_before = 0, 0.0
         self._vote()
         vote, training.task.vote = training.task.vote, (0.0, 0.0, 0.0)  # not with every batch
         for batch in self._feed():
             training.clock.lap("data")
             training.spans.lap("feed wait")
-            self.own_rows += batch.num_rows
+            self.rows_here += batch.num_rows
             yield batch
-        self._batch_rows = int(self.own_rows)
+        self._batch_rows = self.rows_here
         training.task.vote = vote
         self.measured["passes"] = self.measured.get("passes", 0.0) + 1.0
 
@@ -175,7 +182,7 @@ class Epoch:
     def _take(self, batch: Batch) -> None:
         self._training.clock.lap("data")
         self._training.spans.lap("feed wait")
-        self.own_rows += batch.num_rows
+        self.rows_here += batch.num_rows
         self._batch_rows += batch.num_rows
 
     def count(self, totals: Totals) -> bool:
@@ -233,9 +240,11 @@ class Epoch:
 
     def _not_finite(self, loss: float, own_loss: float | None) -> NoReturn:
         """Every rank sees the same total, so every rank asks whose it is, and says the same."""
-        training = self._training
+        training, ctx = self._training, self._training.ctx
         own = training.task.forward.last_loss if own_loss is None else own_loss
-        mine = torch.tensor([0.0 if own is None else float(own)], device=training.ctx.device)
-        losses = torch.cat(training.ctx.comm.allgather(mine)).tolist()
+        mine = torch.tensor([0.0 if own is None else float(own)], device=ctx.device)
+        losses = torch.cat(ctx.comm.allgather(mine)).tolist()
         rank = next((r for r, value in enumerate(losses) if not math.isfinite(value)), 0)
+        if ctx.comm.size != ctx.size:
+            rank = ctx.rank  # it trains by itself, and has seen no loss but its own
         raise NonFiniteLoss(loss, self.number + 1, training.step + 1, rank)

@@ -84,8 +84,7 @@ class Task:
 
         They are as even as can be: a piece of a single row would be of no use to BatchNorm.
         """
-        num_pieces = -(-batch.num_rows // self.plan.batch_size)
-        return batch.split(-(-batch.num_rows // max(1, num_pieces)))
+        return batch.split_evenly(-(-batch.num_rows // self.plan.batch_size))
 
     def _backward(self, loss: Tensor | dict[str, Tensor]) -> None:
         """Each loss into the parameters of its own optimizer; times the scale, if there is one."""

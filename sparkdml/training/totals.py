@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,10 @@ class Totals:
             weights=tuple(rest[num_metrics::2]) if num_losses else (),
             losses=tuple(rest[num_metrics + 1 :: 2]) if num_losses else (),
         )
+
+    def without_votes(self) -> Totals:
+        """For those who keep them: a vote is of its step alone."""
+        return replace(self, wishes=0.0, objections=0.0, stops=0.0)
 
     @property
     def mean_loss(self) -> float:

@@ -247,8 +247,8 @@ class Training:
         state = None
         if self.checkpoint is not None and self.checkpoint.writes and not self.is_interrupted:
             state = self.state(epoch)
-            if self.callbacks:
-                state = frozen(state)  # callbacks may now put other weights into the module
+            if self.callbacks or self.result_values is not None:
+                state = frozen(state)  # the module may be given other weights before it is saved
         self.reports.tell_rank()
         if self.result_values is not None:
             self.task.params.values.copy_(self.result_values)

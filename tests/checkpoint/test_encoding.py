@@ -1,5 +1,6 @@
 """State to bytes and back: every bit, and nothing that could run."""
 
+import copy
 import math
 
 import numpy as np
@@ -170,6 +171,27 @@ def test_a_mean_is_of_those_who_have_a_key():
     assert merge(summed)["o"].value == {"a": 3.0, "b": 3.0}
     unweighed = [{"o": Entry(value, "mean", w)} for value, w in (({}, 1.0), ({"a": 2.0}, 0.0))]
     assert merge(unweighed)["o"].value == {"a": 2.0}
+
+
+def test_ranks_of_no_weight_spoil_nothing():
+    """Nothing times infinity would be no number: masks and rates may be infinite."""
+    kinds = (float, torch.tensor, np.array)
+    infinite, broken = -math.inf, math.nan
+    for make in kinds:
+        ranks = [{"b": Entry(make(v), "mean", w)} for v, w in ((infinite, 5.0), (broken, 0.0))]
+        assert float(merge(ranks)["b"].value) == infinite
+    counts = [{"n": Entry(number, "mean", w)} for number, w in ((3, 0.0), (4, 2.0))]
+    assert merge(counts)["n"].value == 3, "whole numbers are rank 0's"
+
+
+def test_the_mean_of_equal_values_is_that_value_to_the_bit():
+    number = 0.028  # of which no mean would be the same if it were computed
+    for value in (number, torch.tensor([number, -math.inf]).double(), np.array([number, 1e308])):
+        for size in (2, 3, 7):
+            ranks = [{"b": Entry(copy.copy(value), "mean", 1.0 + r)} for r in range(size)]
+            assert np.array_equal(merge(ranks)["b"].value, value)
+    summed = [{"b": Entry(value, "sum")} for value in (2.0, 2.0)]
+    assert merge(summed)["b"].value == 4.0
 
 
 @settings(deadline=None, max_examples=50)

@@ -11,11 +11,18 @@ from torch import nn
 
 import sparkdml as dml
 from sparkdml.comm.single import SingleCommunicator
-from sparkdml.errors import DataError
+from sparkdml.errors import DataError, NonFiniteLoss
 from sparkdml.runtime.roles import num_slots
 from sparkdml.strategies.averaging import Averaging
-from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan, make_normed_reader
-from sparkdml.testing.faults import FaultAt
+from sparkdml.testing.digits import (
+    combined_batches,
+    cut,
+    digits,
+    digits_plan,
+    make_normed_reader,
+    make_reader,
+)
+from sparkdml.testing.faults import FaultAt, StopAt
 from sparkdml.testing.models import accuracy
 from sparkdml.testing.threads import ThreadContext, train_alone, train_rank
 from sparkdml.training.contribution import Contribution, EpochSums, add_all, history_of
@@ -56,9 +63,11 @@ def test_no_rows_at_all():
 # -- training -----------------------------------------------------------------------------------
 
 
-def contribution_of(part, plan, epochs=2):
+def contribution_of(part, plan, epochs=2, callbacks=(), rank=0, size=1):
+    """Of a worker that has nobody to speak to, whatever its rank is."""
     context = ThreadContext(SingleCommunicator(), part)
-    return train_rank(context, Averaging(), plan, Schedule(epochs, 8)).contribution
+    context.rank, context.size = rank, size
+    return train_rank(context, Averaging(), plan, Schedule(epochs, 8), callbacks).contribution
 
 
 def test_one_worker_is_plain_sgd():
@@ -87,6 +96,47 @@ def test_a_worker_without_rows_adds_nothing():
     for name, tensor in with_rows.average().items():
         torch.testing.assert_close(total.average()[name], tensor)
     assert history_of(total, plan)[0]["accuracy"] == history_of(with_rows, plan)[0]["accuracy"]
+
+
+class Bounded(nn.Module):
+    """With a constant that is infinite, as masks are."""
+
+    def __init__(self):
+        super().__init__()
+        self.reader = make_reader()
+        self.register_buffer("lowest", torch.tensor([-torch.inf]))
+
+    def forward(self, x):
+        return self.reader(x).maximum(self.lowest)
+
+
+def test_a_worker_without_rows_spoils_no_infinite_buffer():
+    plan = digits_plan(lr=0.1, model=Bounded)
+    parts = cut(digits(60), [60, 0])
+    total = add_all([contribution_of(part, plan) for part in parts])
+    assert total.average()["lowest"].tolist() == [-torch.inf]
+
+
+def test_a_worker_that_is_stopped_within_an_epoch_counts_with_all_that_it_trained_on():
+    """Two epochs and one batch of a third, beside a worker with one batch an epoch."""
+    plan = digits_plan(lr=0.1)
+    parts = cut(digits(48), [40, 8])
+    stops = [StopAt(0, 11)]  # 5 steps an epoch
+    contributions = [
+        contribution_of(part, plan, epochs=3, callbacks=callbacks)
+        for part, callbacks in zip(parts, (stops, ()), strict=True)
+    ]
+    assert [row["rows"] for row in history_of(contributions[0], plan)] == [40, 40, 16]
+    assert [contribution.rows for contribution in contributions] == [96, 24]
+    averages = [contribution.average() for contribution in contributions]
+    for name, tensor in add_all(contributions).average().items():
+        torch.testing.assert_close(tensor, averages[0][name] * 0.8 + averages[1][name] * 0.2)
+
+
+def test_a_loss_that_is_not_finite_is_told_with_the_rank_of_its_worker():
+    rows = {**digits(20), "x": torch.full((20, 64), torch.nan)}
+    with pytest.raises(NonFiniteLoss, match="on rank 4"):
+        contribution_of(rows, digits_plan(), rank=4, size=6)
 
 
 def test_its_tasks_need_no_slots_at_the_same_time():

@@ -11,8 +11,11 @@ from torch import nn
 from sparkdml.strategies.backup_workers import BackupWorkers
 from sparkdml.strategies.first_arrivals import Root
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan, make_reader
+from sparkdml.testing.faults import FailsAt, Injected
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.strategy_contract import assert_alike
 from sparkdml.testing.threads import train_alone, train_on_threads
+from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.training import Schedule
 
@@ -205,6 +208,38 @@ def test_what_is_late_is_not_lost_for_the_next_steps():
     assert_alike(trainings[1:], trainings[0].task.module, rtol=0, atol=0)
     for row in trainings[0].history:
         assert row["rows"] + row["skipped_rows"] == 160
+    assert trainings[0].history[0]["skipped_rows"] >= 8
+
+
+def test_a_rank_that_raises_while_gradients_are_dropped_releases_all_and_the_run_goes_on():
+    """Rank 3 is four steps late and catches up; rank 1 fails after a checkpoint of all of them."""
+    StandsStill.others_are_done = threading.Event()
+    kept = MemoryCheckpoints(every=2)
+
+    class Fails(FailsAt):
+        def on_step_end(self, training):
+            if training.ctx.rank == 0 and training.step == 4:
+                StandsStill.others_are_done.set()
+            if (training.ctx.rank, training.step) == (self.rank, self.step):
+                wait_until(lambda: kept.newest.step > 0, seconds=60)
+            super().on_step_end(training)
+
+    def train(fails_at):
+        return train_on_threads(
+            BackupWorkers,
+            digits_plan(lr=0.1, momentum=0.9, model=StandsStill),
+            Schedule(2, 8),
+            cut(digits(320), [80] * 4),
+            callbacks=[Fails(1, fails_at)],
+            checkpoints=kept,
+        )
+
+    with pytest.raises(Injected, match="rank 1 at step 9"):
+        train(9)
+    trainings = train(0)
+    assert_alike(trainings[1:], trainings[0].task.module, rtol=0, atol=0)
+    for row in trainings[0].history:
+        assert row["rows"] + row["skipped_rows"] == 320
     assert trainings[0].history[0]["skipped_rows"] >= 8
 
 

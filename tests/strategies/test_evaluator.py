@@ -78,7 +78,19 @@ def _batches(rows):
     yield from Batch(rows, len(rows["y"])).split(8)
 
 
-@pytest.mark.parametrize("model", [make_reader, make_normed_reader])
+class Bounded(nn.Module):
+    """BatchNorm's statistics beside a constant that is infinite, as masks are."""
+
+    def __init__(self):
+        super().__init__()
+        self.reader = make_normed_reader()
+        self.register_buffer("lowest", torch.tensor([-torch.inf]))
+
+    def forward(self, x):
+        return self.reader(x).maximum(self.lowest)
+
+
+@pytest.mark.parametrize("model", [make_reader, make_normed_reader, Bounded])
 def test_under_bsp_it_measures_the_very_model_that_the_workers_have_after_that_step(model):
     """Rank 0's BatchNorm statistics stand for those of all, until they are merged."""
     told, losses = Told(), Losses()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.state import merge
 from sparkdml.errors import ParameterError
 from sparkdml.strategies.ad_psgd import ADPSGD
@@ -180,6 +181,31 @@ def test_what_is_of_each_replica_goes_on_as_it_was(changes):
         assert_alike([ours], theirs.task.module, rtol=0, atol=0)
     if changes:
         assert expected[0].history[-1]["skipped_steps"] > 0
+
+
+def test_a_run_with_nothing_left_to_train_ends_with_the_average():
+    """The checkpoint is of the middle of an epoch that fewer epochs no longer have."""
+    parts, kept = cut(digits(96), [64, 32]), MemoryCheckpoints(every=1)
+
+    def train(epochs, fails_at):
+        return train_on_threads(
+            Gossip,
+            digits_plan(lr=0.5),
+            Schedule(epochs, 8),
+            parts,
+            callbacks=[FailsAt(0, fails_at)],
+            checkpoints=kept,
+        )
+
+    per_epoch = train(1, 0)[0].step
+    with pytest.raises(Injected):
+        train(3, per_epoch + 2)
+    saved = kept.newest
+    assert saved.kind == "step"
+    replicas = [decode(saved.parts[rank], "")["strategy.replica"].value for rank in (0, 1)]
+    assert not torch.equal(*replicas)
+    for training in train(1, 0):
+        torch.testing.assert_close(training.task.params.values, sum(replicas) / 2)
 
 
 def test_another_graph_is_another_strategy():

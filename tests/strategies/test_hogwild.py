@@ -16,7 +16,7 @@ from sparkdml.strategies.hogwild import Hogwild, share
 from sparkdml.testing.digits import cut, digits, digits_plan, loss_of
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.threads import ThreadContext, train_on_threads, train_rank
-from sparkdml.training.callbacks import GradientMonitor
+from sparkdml.training.callbacks import EMA, GradientMonitor
 from sparkdml.training.task import TaskPlan
 from sparkdml.training.training import Schedule
 
@@ -57,6 +57,18 @@ def test_the_steps_of_all_workers_add_up():
     assert depths[0] == depths[1] == depths[2]
     assert 90 < depths[0] <= 180
     assert [row["steps"] for row in trainings[0].history] == [1.0]
+
+
+def test_a_moving_average_follows_the_parameters_from_meeting_to_meeting():
+    """Ten steps down in each of three rounds: the average is of 10, 20 and 30."""
+    trainings = train_on_threads(
+        partial(Hogwild, steps=10),
+        slope_plan(),
+        Schedule(1, 1),
+        [slope_rows(30)],
+        callbacks=[EMA(0.5, warmup=False)],
+    )
+    assert trainings[0].task.module.height.item() == -(0.125 * 10 + 0.25 * 20 + 0.5 * 30)
 
 
 def slide(comm):

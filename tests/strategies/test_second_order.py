@@ -21,7 +21,7 @@ from sparkdml.strategies.lbfgs import LBFGS
 from sparkdml.strategies.newton_cg import NewtonCG
 from sparkdml.strategies.two_loop import combined, direction_coefficients
 from sparkdml.testing.digits import cut
-from sparkdml.testing.faults import FailsAt, Injected
+from sparkdml.testing.faults import FailsAt, Injected, StopAt
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.strategy_contract import assert_alike, told
 from sparkdml.testing.threads import train_on_threads
@@ -204,6 +204,33 @@ def test_backups_compute_what_a_slow_rank_has_not_come_to(method, monkeypatch):
     assert rows_of[2] <= 8 * passes  # no more than the batch that it was slow over
     assert all(row["rows"] == 569 for row in first.history)  # each once, whoever computed it
     assert_alike(runs[2], runs[None][0].task.module, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_was_stopped_where_it_reached_the_tolerance_can_be_gone_on_with(method):
+    """The point is known to be the last one, and nobody asks for the end any more."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(90, 5, generator=generator, dtype=torch.float64)
+    rows = {"x": x, "y": x @ torch.arange(5.0, dtype=torch.float64)}
+    plan = make_plan(model=lambda: nn.Linear(5, 1).double(), loss=nn.MSELoss())
+
+    def train(stops_at, kept=None):
+        return train_on_threads(
+            partial(method, tolerance=1e-6),
+            plan,
+            Schedule(40, 64),
+            cut(rows, [60, 30]),
+            callbacks=[StopAt(0, stops_at)],
+            checkpoints=kept,
+        )
+
+    last = train(0)[0].step
+    kept = MemoryCheckpoints(every=1000)
+    stopped = train(last - 1, kept)[0]
+    assert (stopped.step, stopped.stopped) == (last, "somebody asked")
+    for training in train(0, kept):
+        assert "tolerance=1e-06" in training.stopped
+        assert_alike([training], stopped.task.module, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backups", [False, True])

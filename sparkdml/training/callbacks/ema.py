@@ -32,24 +32,25 @@ class EMA(Callback):
             raise ParameterError("decay", decay, "a number between 0 and 1")
         self.decay, self.warmup = decay, warmup
         self._average: Tensor | None = None
-        self._source: Tensor | None = None
+        self._kept: Tensor | None = None
         self._num_steps = 0
 
     def on_run_start(self, training: Training) -> None:
-        # What would be kept without the average: a strategy may have put its own in place.
-        kept = training.result_values
-        self._source = training.task.params.values.detach() if kept is None else kept
-        self._average = self._source.clone()
+        self._kept = training.result_values  # a strategy may have put its own in place
+        self._average = self._source(training).clone()
         training.result_values = self._average
 
     def on_step_end(self, training: Training) -> None:
         assert self._average is not None
-        assert self._source is not None
         decay = self.decay
         if self.warmup:
             decay = min(decay, (1 + self._num_steps) / (10 + self._num_steps))
         self._num_steps += 1
-        self._average.lerp_(self._source, 1 - decay)
+        self._average.lerp_(self._source(training), 1 - decay)
+
+    def _source(self, training: Training) -> Tensor:
+        """What would be kept without the average; parameters may lie elsewhere by the next step."""
+        return training.task.params.values if self._kept is None else self._kept
 
     def state(self) -> dict[str, Any]:
         return {"average": self._average, "num_steps": self._num_steps}
