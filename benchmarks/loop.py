@@ -1,10 +1,10 @@
 """W1's loop beside its limit, epoch by epoch in the same workers: `python benchmarks/loop.py`.
 
 A machine whose speed changes from minute to minute can't compare runs that lie minutes apart, as
-those of `collectives.py` do. Here every epoch of a `fit` is preceded by one without communication,
-one whose ranks do no more than meet in every step, and one through torch's DDP, in the same
-processes and on the same rows, so that what is divided by each other was measured within a few
-seconds.
+those of `collectives.py` do. Here every epoch of a `fit` is preceded by one without communication
+as a user would write it, one without communication that makes its steps as we do, one whose ranks
+do no more than meet in every step, and one through torch's DDP, in the same processes and on the
+same rows, so that what is divided by each other was measured within a few seconds.
 """
 
 from __future__ import annotations
@@ -31,24 +31,29 @@ from benchmarks.ratios import Spread
 from benchmarks.session import prepare_environment, start_session
 from benchmarks.training import RankResult, run_epochs
 from benchmarks.workloads import SEED, W1, WORKERS, Training, ensure_data, make_model
+from sparkdml.comm.base import Communicator
 from sparkdml.comm.topologies.opening import open_topology
+from sparkdml.training.flat import FlatParams
+from sparkdml.training.flat_step import flat_step
 
 RESULTS = Path(__file__).resolve().parent / "results"
-ALONE, MEETING, DDP, OURS = "no communication", "meeting", "DDP", "sparkdml"
+ALONE, FLAT, MEETING = "no communication", "no communication, our step", "meeting"
+DDP, OURS = "DDP", "sparkdml"
 TITLES = {
     OURS: "**sparkdml, shared memory**",
     DDP: "torch's DDP on gloo, with the same feed",
-    MEETING: "no gradients exchanged: ranks sum up one number in every step, through shared memory",
-    ALONE: "no communication: the limit",
+    MEETING: "no gradients exchanged: ranks sum up one number in every step, and step as ours do",
+    FLAT: "no communication, with our step over the flat buffer",
+    ALONE: "no communication, with torch's own step: the limit",
 }
 
 
 @dataclass
 class Beside(dml.Callback):
-    """In each worker: trains three models beside the estimator's, an epoch of each in turn."""
+    """In each worker: trains four models beside the estimator's, an epoch of each in turn."""
 
     workload: Training
-    _models: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = field(default_factory=dict)
+    _models: dict[str, tuple[nn.Module, Any]] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
     _began: float = 0.0
 
@@ -60,7 +65,8 @@ class Beside(dml.Callback):
             fewest = -_most(training, -len(alone.step_seconds[0]))
             results = {ALONE: alone}
             results |= {
-                name: self._train(name, training, number, int(fewest)) for name in (MEETING, DDP)
+                name: self._train(name, training, number, int(fewest))
+                for name in (FLAT, MEETING, DDP)
             }
             for name, result in results.items():
                 self._seconds[name] = _most(training, result.epoch_seconds[0])
@@ -79,17 +85,38 @@ class Beside(dml.Callback):
                 yield batch["features"], batch["label"]
 
         if name not in self._models:
-            module: nn.Module = make_model(self.workload)
-            if name == DDP:
-                module = nn.parallel.DistributedDataParallel(module)
-            optimizer = torch.optim.SGD(module.parameters(), lr=self.workload.learning_rate)
-            if name == MEETING:
-                wire = open_topology("shared-memory", training.ctx.comm)
-                begin = wire.repeated(torch.zeros(1))
-                optimizer.register_step_pre_hook(lambda *_: begin().wait())
-            self._models[name] = module, optimizer
+            self._models[name] = self._make(name, training)
         training.ctx.comm.barrier()
         return run_epochs(*self._models[name], batches, epochs=1, load_seconds=0.0)
+
+    def _make(self, name: str, training: Any) -> tuple[nn.Module, Any]:
+        module: nn.Module = make_model(self.workload)
+        if name == DDP:
+            module = nn.parallel.DistributedDataParallel(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=self.workload.learning_rate)
+        if name in (ALONE, DDP):
+            return module, optimizer
+        wire = open_topology("shared-memory", training.ctx.comm) if name == MEETING else None
+        return module, FlatSteps(module, optimizer, wire)
+
+
+class FlatSteps:
+    """Steps over the flat buffer, as those of a task; if there is a wire, each after a meeting."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, wire: Communicator | None
+    ) -> None:
+        self._params = FlatParams(module, num_stats=1)
+        self._step = flat_step(optimizer, self._params, self._params.parameters)
+        self._meet = None if wire is None else wire.repeated(torch.zeros(1))
+
+    def zero_grad(self) -> None:
+        self._params.zero()
+
+    def step(self) -> None:
+        if self._meet is not None:
+            self._meet().wait()
+        self._step()
 
 
 def _most(training: Any, number: float) -> float:
@@ -100,14 +127,13 @@ def _most(training: Any, number: float) -> float:
 def table(rows: Sequence[dict[str, float]]) -> str:
     lines = [
         f"| W1, {len(rows)} epochs of each in turn | s an epoch | as fast as the limit "
-        "| as who only meets | as DDP |",
-        "|---|---|---|---|---|",
+        "| as the limit with our step | as who only meets | as DDP |",
+        "|---|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():
         seconds = Spread.of([row[name] for row in rows])
-        ratios = [
-            Spread.of([row[other] / row[name] for row in rows]) for other in (ALONE, MEETING, DDP)
-        ]
+        others = (ALONE, FLAT, MEETING, DDP)
+        ratios = [Spread.of([row[other] / row[name] for row in rows]) for other in others]
         assert seconds is not None
         cells = [f"{seconds.median:.2f} ({seconds.low:.2f} to {seconds.high:.2f})"]
         cells += [f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios if r is not None]

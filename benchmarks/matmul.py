@@ -93,7 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def from_rows() -> np.ndarray:
             one, other = to_blocks(df, options.block)
-            return np.asarray(one.multiply(other).toLocalMatrix().toArray())
+            one.cache(), other.cache()  # as Spark asks for: it looks at the blocks twice
+            product = np.asarray(one.multiply(other).toLocalMatrix().toArray())
+            one.blocks.unpersist(), other.blocks.unpersist()
+            return product
 
         contenders: dict[str, Callable[[], Any]] = {
             "sparkdml": lambda: multiply(df, "a", "b", num_workers=WORKERS).numpy(),

@@ -9,6 +9,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from sparkdml.comm.topologies.double_tree import places as double_tree_places
+from sparkdml.comm.topologies.tree import binomial
+
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "strategies"
 WIDTH, HEIGHT = 300, 170
 BLUE, GREEN, ORANGE, GREY = "#3b82f6", "#2f9e6e", "#d97706", "#8a919b"
@@ -77,45 +80,44 @@ def ring() -> Parts:
     ]
 
 
-TREE = {
-    0: (150, 32),
-    1: (80, 84),
-    2: (220, 84),
-    3: (40, 138),
-    4: (120, 138),
-    5: (180, 138),
-    6: (260, 138),
-}
-EDGES = [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2)]
-
-
 def tree() -> Parts:
-    ways = [arrow(*TREE[a], *TREE[b], bend=5) for a, b in EDGES]
-    ways += [arrow(*TREE[b], *TREE[a], "green", bend=5) for a, b in EDGES]
+    places = {0: (90, 26), 1: (40, 70), 2: (110, 70), 4: (205, 70)}
+    places |= {3: (76, 112), 5: (172, 112), 6: (240, 112), 7: (280, 152)}
+    parts = []
+    for n, place in places.items():
+        parent = binomial(n, len(places)).parent
+        if parent is not None:
+            parts.append(arrow(*place, *places[parent], bend=5))
+            parts.append(arrow(*places[parent], *place, "green", bend=5))
     return [
-        *ways,
-        *(rank(*place, str(n)) for n, place in TREE.items()),
-        words(10, 30, "sums up"),
-        words(10, 46, "result down"),
+        *parts,
+        *(rank(*place, str(n)) for n, place in places.items()),
+        words(20, 146, "blue: sums up"),
+        words(20, 162, "green: result down"),
     ]
 
 
 def double_tree() -> Parts:
+    count = 6
+    both = [double_tree_places(n, count) for n in range(count)]
     parts = []
-    for shift, order, colour, half in (
-        (75, (1, 0, 2, 3), "blue", "first half"),
-        (225, (2, 3, 1, 0), "green", "second half"),
-    ):
-        top, left, right, low = [(shift, 42), (shift - 38, 90), (shift + 38, 90), (shift - 38, 138)]
-        parts += [
-            arrow(*left, *top, colour),
-            arrow(*right, *top, colour),
-            arrow(*low, *left, colour),
-        ]
-        places = zip((top, left, right, low), order, strict=True)
-        parts += [rank(*place, str(n), COLOURS[colour]) for place, n in places]
-        parts.append(words(shift, 18, f"{half} of S", "p m"))
+    for which, colour, half in ((0, "blue", "first half"), (1, "green", "second half")):
+        parents = [both[n][which].parent for n in range(count)]
+        # From left to right in the order of the ranks, which is mirrored in the second tree.
+        order = range(count) if which == 0 else reversed(range(count))
+        across = {n: 18 + 150 * which + 23 * place for place, n in enumerate(order)}
+        places = {n: (across[n], 40 + 44 * depth(n, parents)) for n in range(count)}
+        for n, parent in enumerate(parents):
+            if parent is not None:
+                parts.append(arrow(*places[n], *places[parent], colour))
+        parts += [rank(*place, str(n), COLOURS[colour]) for n, place in places.items()]
+        parts.append(words(75 + 150 * which, 18, f"{half} of S", "p m"))
     return parts
+
+
+def depth(n: int, parents: list[int | None]) -> int:
+    parent = parents[n]
+    return 0 if parent is None else 1 + depth(parent, parents)
 
 
 def halving_doubling() -> Parts:
@@ -289,6 +291,20 @@ def layered_sgd() -> Parts:
     ]
 
 
+def hybrid() -> Parts:
+    parts = [rank(150, 32, "ps", GREEN)]
+    for group, x in enumerate((16, 160)):
+        parts.append(box(x, 78, 124, 62))
+        places = [(x + 30, 106), (x + 94, 106)]
+        parts += [arrow(*places[0], *places[1], bend=-8), arrow(*places[1], *places[0], bend=-8)]
+        first = places[1 - group]  # the one that speaks to the servers
+        parts += [arrow(*first, 150, 32, "orange", bend=4), arrow(150, 32, *first, "green", bend=4)]
+        names = ("10", "23")[group]
+        parts += [rank(*place, name) for place, name in zip(places, names, strict=True)]
+        parts.append(words(x + 62, 134, "allreduce", "p m"))
+    return [*parts, words(150, 158, "groups push and pull when they are ready", "p m")]
+
+
 def averaging() -> Parts:
     parts = [words(12, 20, "ordinary tasks, no gang")]
     for n in range(4):
@@ -363,7 +379,7 @@ def backup_workers() -> Parts:
     ]
     return [
         *lanes(rows, (68, 138, 208)),
-        words(150, 20, "the first n of n + b count", "p m"),
+        words(150, 20, "the first n - b of n count", "p m"),
         words(150, 166, "grey: dropped, its rows skipped and counted", "p m"),
     ]
 
@@ -398,7 +414,17 @@ PICTURES: list[Callable[[], Parts]] = [
     *(ring, tree, double_tree, halving_doubling, shared_memory, hierarchical),
     *(half, one_bit, top_k, power_sgd),
     *(local_sgd, block_momentum, slow_mo, easgd, hogwild),
-    *(layered_sgd, averaging, gossip, ad_psgd, backup_workers, adaptive_balance, lbfgs, newton_cg),
+    *(
+        layered_sgd,
+        hybrid,
+        averaging,
+        gossip,
+        ad_psgd,
+        backup_workers,
+        adaptive_balance,
+        lbfgs,
+        newton_cg,
+    ),
 ]
 
 

@@ -56,7 +56,8 @@ def run(
             each worker reads its own. None for a function that brings its own data.
         num_workers: None takes every slot of the cluster.
         columns: the columns of a DataFrame to feed; None for all.
-        backend: of `ctx.comm`: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: of `ctx.comm`: "horovod", "torch", "mpi", or "auto" for Horovod where it is
+            installed.
         seed: of the shards, of the shuffling, and of torch, numpy and random in every worker.
         cpus_per_worker: torch threads of each worker; None for spark.task.cpus.
         gpus_per_worker: how many GPUs Spark must assign to each worker.
