@@ -120,12 +120,25 @@ class Communicator(ABC):
     def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor: ...
 
     @abstractmethod
-    def allgather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order. The first dimension may differ from rank to rank."""
+    def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """Every rank's tensor, in rank order. The first dimension may differ from rank to rank.
+
+        Who knows those first dimensions beforehand gives them as `lengths`, in rank order: then no
+        sizes travel ahead, which saves a round. Either all ranks give them, and the same ones, or
+        none does. Each compares its own tensor with its own length, and raises before anything is
+        sent; that the ranks agree, also on the dtype and the other dimensions, is up to the caller,
+        as not every backend would notice.
+        """
 
     @abstractmethod
-    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Send `tensors[r]` to rank r; what comes back is in rank order. Sizes may differ."""
+    def alltoall(
+        self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        """Send `tensors[r]` to rank r; what comes back is in rank order. Sizes may differ.
+
+        Who knows the first dimensions of what comes back gives them as `lengths`, as for
+        `allgather`, and so do all ranks, each its own; the other dimensions are then alike.
+        """
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sparkdml.comm import arguments
 from sparkdml.comm.base import Communicator, ReduceOp, Work
-from sparkdml.comm.layout import LAYOUT_LENGTH, Layout, check_alike, to_words
+from sparkdml.comm.known_lengths import check_arrived, known_layouts
+from sparkdml.comm.layout import LAYOUT_LENGTH, Layout, check_alike, in_memory, to_words
 from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.comm.splitting import members
 
@@ -84,10 +85,10 @@ class ComposedCommunicator(Communicator):
             return Done()
         target = tensor.detach() if tensor.requires_grad else tensor
         if target.dtype in self.native_dtypes:
-            buffer = target.contiguous()
+            buffer = in_memory(target)
         else:
             wider = torch.float32 if target.is_floating_point() else torch.int32
-            buffer = target.to(wider).contiguous()
+            buffer = in_memory(target.to(wider))
         self.traffic.allreduced(buffer.nbytes, self.size)
         if op != "mean":
             work = self._start_allreduce(buffer, op)
@@ -99,33 +100,46 @@ class ComposedCommunicator(Communicator):
         if tensor.numel() > 0:
             self.traffic.broadcasted(tensor.nbytes, self.size)
             target = tensor.detach()
-            buffer = target.contiguous()
+            buffer = in_memory(target)
             self._broadcast_words(to_words(buffer), root)
             if buffer is not target and self.rank != root:
                 target.copy_(buffer)
         return tensor
 
-    def allgather(self, tensor: Tensor) -> list[Tensor]:
-        layouts = self._layouts_of_all_ranks(tensor)
+    def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        if lengths is None:
+            layouts = self._layouts_of_all_ranks(tensor)
+        else:
+            layouts = known_layouts(tensor, lengths, self.rank, self.size)
         self.traffic.gathered(tensor.nbytes, self.size)
         counts = [layout.num_words for layout in layouts]
         words = to_words(tensor)
         if any(counts):
             words = self._allgather_words(words, counts)
+        if lengths is not None:
+            check_arrived(words, layouts)
         return _cut(words, layouts)
 
-    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def alltoall(
+        self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         arguments.check_one_for_each_rank(tensors, self.size)
         arguments.check_one_dtype(tensors)
         outgoing = [Layout.of(tensor) for tensor in tensors]
-        incoming = self._exchange_layouts(outgoing)
-        check_alike([Layout(layout.dtype, ()) for layout in incoming])
+        if lengths is None:
+            incoming = self._exchange_layouts(outgoing)
+            check_alike([Layout(layout.dtype, ()) for layout in incoming])
+        else:
+            check_alike(outgoing)
+            incoming = known_layouts(tensors[self.rank], lengths, self.rank, self.size)
         self._count_sent(tensors)
         words = self._exchange_words(
             torch.cat([to_words(tensor) for tensor in tensors]),
             [layout.num_words for layout in outgoing],
             [layout.num_words for layout in incoming],
         )
+        if lengths is not None:
+            check_arrived(words, incoming)
         return _cut(words, incoming)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:

@@ -32,13 +32,15 @@ class DelegatingCommunicator(Communicator):
         self.before()
         return self.base.broadcast_(tensor, root)
 
-    def allgather(self, tensor: Tensor) -> list[Tensor]:
+    def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
         self.before()
-        return self.base.allgather(tensor)
+        return self.base.allgather(tensor, lengths)
 
-    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def alltoall(
+        self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         self.before()
-        return self.base.alltoall(tensors)
+        return self.base.alltoall(tensors, lengths)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         self.before()

@@ -77,11 +77,20 @@ class Layout:
 
 
 def to_words(tensor: Tensor) -> Tensor:
-    """The content as a flat tensor of words; shares memory where the tensor is contiguous."""
-    plain = tensor.detach()
-    if plain.is_complex():
-        plain = plain.resolve_conj()
-    return plain.contiguous().view(-1).view(_WORDS[plain.dtype.itemsize])
+    """The content as a flat tensor of words; shares memory unless `in_memory` has to copy."""
+    plain = in_memory(tensor.detach())
+    flat = plain.as_strided((plain.numel(),), (1,))  # `view` lets a single item keep any stride
+    return flat.view(_WORDS[plain.dtype.itemsize])
+
+
+def in_memory(tensor: Tensor) -> Tensor:
+    """The tensor itself where its memory is its content, item after item; otherwise a copy.
+
+    torch conjugates and negates by nothing but a mark, which `contiguous` keeps.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
 
 
 def check_alike(layouts: Sequence[Layout]) -> None:

@@ -22,7 +22,9 @@ from sparkdml.comm.composed import ComposedCommunicator, Done
 from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.errors import CommunicationError
 
-MAX_WORDS_BYTES = 512 << 10  # in one question: a line of the control wire has a largest length
+# Of all ranks together, in one answer: a line of the control wire has a largest length, and words
+# become a third longer on it, and some bytes a rank.
+MAX_WORDS_BYTES = 512 << 10
 POLL_SECONDS = 0.005
 MAX_POLL_SECONDS = 0.1
 
@@ -80,14 +82,15 @@ class MeetingCommunicator(ComposedCommunicator):
 
     def exchange(self, own: bytes) -> list[bytes]:
         """Everybody's bytes, in rank order."""
-        pieces = range(0, max(1, len(own)), MAX_WORDS_BYTES)
+        length = max(1, MAX_WORDS_BYTES // self.size)  # of a piece; the same on every rank
+        pieces = range(0, max(1, len(own)), length)
         count = max(map(int, self._meet(str(len(pieces))))) if self.size > 1 else len(pieces)
-        received = [b""] * self.size
+        received = [bytearray() for _ in range(self.size)]
         for index in range(count):
-            piece = own[index * MAX_WORDS_BYTES : (index + 1) * MAX_WORDS_BYTES]
+            piece = own[index * length : (index + 1) * length]
             for rank, words in enumerate(self._meet(base64.b64encode(piece).decode())):
                 received[rank] += base64.b64decode(words)
-        return received
+        return [bytes(content) for content in received]
 
     def _meet(self, words: str) -> list[str]:
         self._number += 1
@@ -160,7 +163,7 @@ class MeetingCommunicator(ComposedCommunicator):
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return tensor.detach().cpu().numpy().tobytes()
 
 
 def _tensor(content: bytes, like: Tensor, flat: bool = False) -> Tensor:

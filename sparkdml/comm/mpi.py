@@ -23,7 +23,7 @@ from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
 from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
 from sparkdml.comm.environment import temporary_environment
-from sparkdml.comm.layout import to_words
+from sparkdml.comm.layout import in_memory, to_words
 from sparkdml.comm.mpi_names import INSTALL_MPI, SERVER_KEY, open_mpi_settings, why_no_mpi
 from sparkdml.comm.torch_groups import connect_store
 from sparkdml.comm.traffic import Traffic
@@ -209,7 +209,7 @@ class _Receiving:
 
     def __init__(self, messages: MPIMessages, tensor: Tensor, source: int, tag: int) -> None:
         self._target = tensor.detach()
-        self._buffer = self._target.contiguous()
+        self._buffer = in_memory(self._target)
         self._work = messages.start(to_words(self._buffer), source, tag)
 
     def wait(self) -> None:

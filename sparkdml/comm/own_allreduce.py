@@ -12,6 +12,7 @@ from sparkdml.comm.base import Communicator, ReduceOp, Work
 from sparkdml.comm.composed import Done
 from sparkdml.comm.delegating import DelegatingCommunicator
 from sparkdml.comm.in_order import InOrder
+from sparkdml.comm.layout import in_memory
 from sparkdml.errors import CommunicationError
 
 
@@ -94,9 +95,9 @@ class OwnAllreduce(DelegatingCommunicator):
 
 
 def in_flat(tensor: Tensor, change: Callable[[Tensor], None]) -> None:
-    """Change its content as one contiguous row, a copy of it where the strides demand one."""
+    """Change its content as one contiguous row, a copy of it where its form demands one."""
     target = tensor.detach() if tensor.requires_grad else tensor
-    buffer = target.contiguous()
+    buffer = in_memory(target)
     change(buffer.view(-1))
     if buffer is not target:
         target.copy_(buffer)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparkdml.comm import arguments
 from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
+from sparkdml.comm.known_lengths import known_layouts
 from sparkdml.errors import ParameterError
 
 
@@ -51,12 +52,16 @@ class SingleCommunicator(Communicator):
         arguments.check_rank("root", root, self.size)
         return tensor
 
-    def allgather(self, tensor: Tensor) -> list[Tensor]:
+    def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        if lengths is not None:
+            known_layouts(tensor, lengths, self.rank, self.size)
         return [tensor.detach().clone()]
 
-    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def alltoall(
+        self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         arguments.check_one_for_each_rank(tensors, self.size)
-        return [tensors[0].detach().clone()]
+        return self.allgather(tensors[0], lengths)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         arguments.check_reduction(tensor, op)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparkdml.comm import arguments
 from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
+from sparkdml.comm.known_lengths import known_layouts
 from sparkdml.comm.layout import Layout, check_alike
 from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.comm.splitting import members
@@ -128,17 +129,32 @@ class ThreadsCommunicator(Communicator):
             tensor.detach().copy_(values[root])
         return tensor
 
-    def allgather(self, tensor: Tensor) -> list[Tensor]:
+    def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        call = "allgather"
+        if lengths is not None:
+            known_layouts(tensor, lengths, self.rank, self.size)
+            call = f"allgather(lengths={list(lengths)})"
         self.traffic.gathered(tensor.nbytes, self.size)
-        return self._gather("allgather", tensor)
+        return self._gather(call, tensor)
 
-    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def alltoall(
+        self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         arguments.check_one_for_each_rank(tensors, self.size)
         arguments.check_one_dtype(tensors)
+        call, expected = "alltoall", None
+        if lengths is not None:
+            check_alike([Layout.of(tensor) for tensor in tensors])
+            expected = known_layouts(tensors[self.rank], lengths, self.rank, self.size)
+            call = "alltoall(lengths)"
         self._count_sent(tensors)
-        rows = self._exchange("alltoall", [_copy(tensor) for tensor in tensors])
+        rows = self._exchange(call, [_copy(tensor) for tensor in tensors])
         received = [row[self.rank] for row in rows]
-        check_alike([Layout(tensor.dtype, ()) for tensor in received])
+        found = [Layout.of(tensor) for tensor in received]
+        check_alike([Layout(layout.dtype, ()) for layout in found])
+        if expected is not None and found != expected:
+            allowed = f"those of what came: {[layout.shape for layout in found]}"
+            raise ParameterError("lengths", lengths, allowed)
         return received
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:

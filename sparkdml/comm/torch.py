@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
+from sparkdml.comm.message_watch import MessageWatch
 from sparkdml.comm.torch_groups import (
     Groups,
     connect_store,
@@ -79,7 +80,7 @@ class TorchCommunicator(ComposedCommunicator):
     ) -> None:
         self.rank, self.size = rank, size
         self._groups, self._store, self._interface = groups, store, interface
-        self._alarm = alarm
+        self._alarm, self._watch = alarm, MessageWatch(groups, rank, size, alarm)
         self._on_close = on_close
         self._num_splits = 0
         self.metadata_device = torch.device("cpu" if "cpu" in groups else "cuda")
@@ -177,7 +178,9 @@ class TorchCommunicator(ComposedCommunicator):
 
     @property
     def point_to_point(self) -> PointToPoint:
-        return TorchMessages(self._groups, self.rank, self.size, self._alarm, self.traffic)
+        return TorchMessages(
+            self._groups, self.rank, self.size, self._alarm, self._watch, self.traffic
+        )
 
     def check(self) -> None:
         self._alarm.check()
@@ -197,12 +200,14 @@ class TorchCommunicator(ComposedCommunicator):
         if not self._groups:
             return
         self._alarm.sound(f"rank {self.rank} of {self.size} aborted")
+        self._watch.end_waits()  # those of this rank's other threads
         # Releasing a group waits for what is under way in it, which may never end.
         releasing = threading.Thread(target=self._release, name="sparkdml-abort", daemon=True)
         releasing.start()
         releasing.join(ABORT_PATIENCE_SECONDS)
 
     def _release(self) -> None:
+        self._watch.close()
         self._groups, groups = {}, self._groups
         on_close, self._on_close = self._on_close, None
         groups.clear()

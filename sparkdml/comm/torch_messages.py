@@ -10,9 +10,10 @@ from torch import Tensor
 from sparkdml.comm import arguments
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import Work
-from sparkdml.comm.layout import to_words
+from sparkdml.comm.layout import in_memory, to_words
+from sparkdml.comm.message_watch import MessageWatch, MessageWork, message_failed
 from sparkdml.comm.torch_groups import Groups, group_for
-from sparkdml.comm.torch_work import PlainWork, failed
+from sparkdml.comm.torch_work import PlainWork
 from sparkdml.comm.traffic import Traffic
 
 
@@ -31,14 +32,21 @@ class _Receiving:
 class TorchMessages:
     """Sends wait until the message has left; a tensor must not change before `isend`'s work ends.
 
-    Sender and receiver agree on dtype and shape. Gloo receives from anyone, NCCL does not.
+    Sender and receiver agree on dtype and shape. Gloo receives from anyone, NCCL does not; who
+    waits for anyone's message does not hear the alarm.
     """
 
     def __init__(
-        self, groups: Groups, rank: int, size: int, alarm: Alarm, traffic: Traffic
+        self,
+        groups: Groups,
+        rank: int,
+        size: int,
+        alarm: Alarm,
+        watch: MessageWatch,
+        traffic: Traffic,
     ) -> None:
         self._groups, self._rank, self._size, self._alarm = groups, rank, size, alarm
-        self._traffic = traffic
+        self._watch, self._traffic = watch, traffic
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.isend(tensor, to, tag).wait()
@@ -48,27 +56,33 @@ class TorchMessages:
             self.irecv_(tensor, source, tag).wait()
             return source
         target = tensor.detach()
-        buffer = target.contiguous()
-        work = self._begin(tensor, lambda group: group.recv_anysource([to_words(buffer)], tag))
+        buffer = in_memory(target)
+        begun = self._begin(tensor, lambda group: group.recv_anysource([to_words(buffer)], tag))
+        work = PlainWork(begun, self._alarm)
         _Receiving(work, buffer, target).wait()
         return work.source
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         arguments.check_peer("to", to, self._rank, self._size)
         self._traffic.sent(tensor.nbytes)
-        return self._begin(tensor, lambda group: group.send([to_words(tensor)], to, tag))
+        return self._watched(tensor, lambda group: group.send([to_words(tensor)], to, tag))
 
     def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         arguments.check_peer("source", source, self._rank, self._size)
         target = tensor.detach()
-        buffer = target.contiguous()
-        work = self._begin(tensor, lambda group: group.recv([to_words(buffer)], source, tag))
+        buffer = in_memory(target)
+        work = self._watched(tensor, lambda group: group.recv([to_words(buffer)], source, tag))
         return _Receiving(work, buffer, target)
 
-    def _begin(self, tensor: Tensor, start: Callable[[Any], Any]) -> PlainWork:
+    def _watched(self, tensor: Tensor, start: Callable[[Any], Any]) -> Work:
+        begun = self._begin(tensor, start)
+        if tensor.device.type == "cuda":
+            return PlainWork(begun, self._alarm)
+        return MessageWork(begun, self._alarm, self._watch)
+
+    def _begin(self, tensor: Tensor, start: Callable[[Any], Any]) -> Any:
         group = group_for(self._groups, tensor.device)
         try:
-            # Plain: when a message is late, waiting with a time-out would break all connections.
-            return PlainWork(start(group), self._alarm)
+            return start(group)
         except RuntimeError as error:
-            raise failed(error, self._alarm) from error
+            raise message_failed(error, self._alarm) from error

@@ -43,7 +43,7 @@ class PlainWork:
     """Work that is waited for without a time-out.
 
     NCCL's, where waiting only orders streams and a time-out would block the host; and gloo's
-    messages, where a time-out breaks all connections.
+    message from anyone, where a time-out breaks all connections.
     """
 
     __slots__ = ("_alarm", "_work")

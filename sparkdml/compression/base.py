@@ -25,9 +25,13 @@ class Reducer(ABC):
         """What a checkpoint must hold."""
         return {}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; what belongs to another number of ranks is not in it."""
-        return  # most keep nothing
+    def load(self, state: Mapping[str, Any]) -> list[str]:
+        """Go on from a state; what belongs to another number of ranks is not in it.
+
+        Returns what of it was lost: state of other buckets, which a forced resume may bring, is
+        left out, and begins anew.
+        """
+        return []
 
 
 class Compression(ABC):

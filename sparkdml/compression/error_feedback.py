@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ def pay_(debt: Tensor, wanted: Tensor, sent: Tensor, rows: float) -> None:
 class DebtReducer(Reducer):
     """Error feedback around any exchange; each bucket has a debt."""
 
+    sends_stats: ClassVar[bool] = False  # whether a bucket's exchange adds up its stats, too
+
     def __init__(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> None:
         self._comm, self._params, self._buckets = comm, params, buckets
         self._debts = [torch.zeros_like(b.grads, dtype=torch.float32) for b in buckets]
@@ -48,8 +50,9 @@ class DebtReducer(Reducer):
         # This rank's own: all were counted in the forward passes, before the first gradient was
         # complete. They are read before the stats are on their way to be summed.
         rows = float(self._params.stats[ROWS])
-        begun = begin_stats(self._comm, bucket)
-        if not bucket.num_parameters:
+        is_empty = not bucket.grads.numel()
+        begun = begin_stats(self._comm, bucket) if is_empty or not self.sends_stats else []
+        if is_empty:
             return Unfinished(begun, lambda: None)
         wanted = with_debt(bucket.grads.float(), debt, rows)
         end = self.begin(index, wanted, rows)
@@ -69,12 +72,20 @@ class DebtReducer(Reducer):
         """Each rank's own; with another number of ranks all begin without debts."""
         return {"debts": Entry(self._debts, "reset")}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        copy_all_(self._debts, state.get("debts"))
+    def load(self, state: Mapping[str, Any]) -> list[str]:
+        return load_all_("debts", self._debts, state.get("debts"))
 
 
-def copy_all_(targets: Sequence[Tensor], saved: Sequence[Tensor] | None) -> None:
-    """From a checkpoint, if it has them."""
-    if saved is not None:
-        for target, value in zip(targets, saved, strict=True):
-            target.copy_(value)
+def copy_all_(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)
+
+
+def load_all_(what: str, own: Sequence[Tensor], saved: Sequence[Tensor] | None) -> list[str]:
+    """From a checkpoint, if it has them; what is lost as they have other shapes, if anything."""
+    if saved is None:
+        return []
+    if [tensor.shape for tensor in saved] != [tensor.shape for tensor in own]:
+        return [what]
+    copy_all_(own, saved)
+    return []

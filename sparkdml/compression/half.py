@@ -33,46 +33,88 @@ def next_scale(largest: float, scale: float) -> float:
 
 
 class HalfReducer(Reducer):
-    """Rounds each bucket to a half-precision type."""
+    """Rounds each bucket to a half-precision type, in memory that is kept from step to step."""
 
     def __init__(self, dtype: torch.dtype, comm: Communicator, buckets: Sequence[Bucket]) -> None:
-        self._dtype, self._comm, self._buckets = dtype, comm, buckets
-        self._scales = [1.0] * len(buckets)
+        self._comm, self._buckets = comm, buckets
+        self._grads = [bucket.grads for bucket in buckets]
+        self._small = [torch.empty_like(grads, dtype=dtype) for grads in self._grads]
+        self._begin = [comm.repeated(small) for small in self._small]
 
     def reduce_async_(self, index: int) -> Work:
-        bucket = self._buckets[index]
-        begun = begin_stats(self._comm, bucket)
-        if not bucket.num_parameters:
+        begun, small = begin_stats(self._comm, self._buckets[index]), self._small[index]
+        if not small.numel():
             return Unfinished(begun, lambda: None)
-        small = (bucket.grads * self._scales[index]).to(self._dtype)
+        self._round(index)
         is_carried = self._comm.carries(small)
         if is_carried:
-            begun.append(self._comm.allreduce_async_(small))
+            begun.append(self._begin[index]())
 
         def finish() -> None:
-            total = small.float() if is_carried else sum_exchanged(self._comm, small)
-            total.div_(self._scales[index])
-            if self._dtype is torch.float16:
-                if not bool(torch.isfinite(total).all()):
-                    total = self._comm.allreduce_(bucket.grads)
-                largest = float(total.abs().max())
-                self._scales[index] = next_scale(largest, self._scales[index])
-            bucket.grads.copy_(total)
+            if not is_carried:
+                sum_exchanged_(self._comm, small)
+            self._take_sum(index)
 
         return Unfinished(begun, finish)
 
+    def _round(self, index: int) -> None:
+        """Write what is sent. The gradients stay as they are until its sum is here."""
+        self._small[index].copy_(self._grads[index])
+
+    def _take_sum(self, index: int) -> None:
+        self._grads[index].copy_(self._small[index])
+
+
+class ScaledReducer(HalfReducer):
+    """As float16, each bucket with a scale."""
+
+    def __init__(self, comm: Communicator, buckets: Sequence[Bucket]) -> None:
+        super().__init__(torch.float16, comm, buckets)
+        self._lengths = [len(grads) for grads in self._grads]
+        self._scales = [1.0] * len(buckets)
+        # Of all buckets together, as each is done with it in one go.
+        self._scratch = self._grads[0].new_empty(max(self._lengths), dtype=torch.float32)
+
+    def _round(self, index: int) -> None:
+        scaled = self._scratch[: self._lengths[index]]
+        torch.mul(self._grads[index], self._scales[index], out=scaled)
+        self._small[index].copy_(scaled)
+
+    def _take_sum(self, index: int) -> None:
+        grads, scale = self._grads[index], self._scales[index]
+        total = self._scratch[: len(grads)].copy_(self._small[index])
+        largest = largest_of(total) / scale
+        if math.isfinite(largest):
+            torch.mul(total, 1 / scale, out=grads)  # exact: the scale is a power of two
+        else:
+            largest = largest_of(self._comm.allreduce_(grads))
+        self._scales[index] = next_scale(largest, scale)
+
     def state(self) -> State:
-        return {"scales": Entry(self._scales)} if self._dtype is torch.float16 else {}
+        return {"scales": Entry(self._scales), "lengths": Entry(self._lengths)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._scales = list(state.get("scales", self._scales))
+    def load(self, state: Mapping[str, Any]) -> list[str]:
+        scales = state.get("scales", self._scales)
+        lengths = state.get("lengths", self._lengths)  # earlier checkpoints have none
+        if lengths != self._lengths or len(scales) != len(self._scales):
+            return ["scales"]
+        self._scales = list(scales)
+        return []
 
 
-def sum_exchanged(comm: Communicator, small: Tensor) -> Tensor:
+def largest_of(numbers: Tensor) -> float:
+    """By size; infinite or NaN if there is one such among them."""
+    low, high = torch.stack(torch.aminmax(numbers)).tolist()
+    return float(max(-low, high))
+
+
+def sum_exchanged_(comm: Communicator, small: Tensor) -> None:
     """The sum where the backend would reduce wider numbers: a part each, added up in float32."""
-    parts = comm.alltoall(torch.tensor_split(small, comm.size))
-    own = torch.stack([part.float() for part in parts]).sum(0)
-    return torch.cat(comm.allgather(own.to(small.dtype))).float()
+    parts = torch.tensor_split(small, comm.size)
+    lengths = [len(part) for part in parts]
+    received = comm.alltoall(parts, [lengths[comm.rank]] * comm.size)
+    own = torch.stack([part.float() for part in received]).sum(0)
+    torch.cat(comm.allgather(own.to(small.dtype), lengths), out=small)
 
 
 @dataclass(frozen=True)
@@ -83,7 +125,7 @@ class FP16(Compression):
     has_debts: ClassVar[bool] = False
 
     def reducer(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> Reducer:
-        return HalfReducer(torch.float16, comm, buckets)
+        return ScaledReducer(comm, buckets)
 
 
 @dataclass(frozen=True)

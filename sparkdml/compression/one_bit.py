@@ -23,8 +23,9 @@ from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator
+from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.compression.base import Compression, Reducer
-from sparkdml.compression.error_feedback import DebtReducer, End, copy_all_, pay_, with_debt
+from sparkdml.compression.error_feedback import DebtReducer, End, load_all_, pay_, with_debt
 from sparkdml.training.flat import Bucket, FlatParams
 
 MIN_COLUMN, MAX_COLUMN = 256, 8192
@@ -50,6 +51,7 @@ class Columns:
 
     def __init__(self, lengths: Sequence[int], device: torch.device | None = None) -> None:
         self.num_columns, self.num_numbers = len(lengths), sum(lengths)
+        self.num_bytes = 4 + 4 * self.num_columns + -(-self.num_numbers // 8)  # of a message
         # For each number, where its column's pair of means begins.
         pairs = torch.arange(0, 2 * len(lengths), 2, dtype=torch.int32)
         repeats = torch.tensor(lengths, dtype=torch.long)
@@ -116,7 +118,12 @@ def cut_evenly(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 class OneBitReducer(DebtReducer):
-    """Debts of two kinds: of what this rank has sent of its own, and of its part of the sum."""
+    """Debts of two kinds: of what this rank has sent of its own, and of its part of the sum.
+
+    Stats go to every rank as they are, behind the bits of its part, and each adds them up.
+    """
+
+    sends_stats: ClassVar[bool] = True
 
     def __init__(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> None:
         super().__init__(comm, params, buckets)
@@ -133,23 +140,32 @@ class OneBitReducer(DebtReducer):
 
     def begin(self, index: int, wanted: Tensor, rows: float) -> End:
         comm, columns, parts = self._comm, self._columns[index], self._parts[index]
+        stats = self._buckets[index].stats
         bits, means = columns.quantise(wanted)
         bits_of = bits.split_with_sizes([part.num_numbers for part in parts])
         means_of = means.split_with_sizes([part.num_columns for part in parts])
         messages = [
-            part.write(rows, *content)
+            torch.cat([part.write(rows, *content), stats.view(torch.uint8)])
             for part, *content in zip(parts, bits_of, means_of, strict=True)
         ]
 
         def end() -> tuple[Tensor, Tensor]:
             own, debt = parts[comm.rank], self._sum_debts[index]
-            received = [own.read(message) for message in comm.alltoall(messages)]
+            lengths = [own.num_bytes + stats.nbytes] * comm.size
+            arrived = [
+                message.split_with_sizes([own.num_bytes, stats.nbytes])
+                for message in comm.alltoall(messages, lengths)
+            ]
+            of_ranks = [part.clone().view(stats.dtype) for _, part in arrived]
+            stats.copy_(reduce_in_rank_order(of_ranks, "sum"))
+            received = [own.read(message) for message, _ in arrived]
             all_rows = sum(rows for rows, _ in received)
             numbers = torch.stack([numbers for _, numbers in received]).sum(0)
             total = with_debt(numbers, debt, all_rows)
             message = own.write(all_rows, *own.quantise(total))
             pay_(debt, total, own.read(message)[1], all_rows)
-            gathered = zip(comm.allgather(message), parts, strict=True)
+            lengths = [part.num_bytes for part in parts]
+            gathered = zip(comm.allgather(message, lengths), parts, strict=True)
             sums = [part.read(message)[1] for message, part in gathered]
             return columns.restore(bits, means), torch.cat(sums)
 
@@ -158,16 +174,19 @@ class OneBitReducer(DebtReducer):
     def state(self) -> State:
         return {**super().state(), "sum_debts": Entry(self._sum_debts, "reset")}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        copy_all_(self._sum_debts, state.get("sum_debts"))
+    def load(self, state: Mapping[str, Any]) -> list[str]:
+        lost = super().load(state)
+        if lost:  # parts of other buckets, though one may be as long as this rank's
+            return [*lost, "debts of sums"]
+        return load_all_("debts of sums", self._sum_debts, state.get("sum_debts"))
 
 
 @dataclass(frozen=True)
 class OneBit(Compression):
     """Send the signs of the gradient and two means for each column, with error feedback.
 
-    About a thirtieth of the bytes of float32.
+    About a thirtieth of the bytes of float32. What is owed is paid late, which momentum amplifies:
+    with momentum, begin with half the learning rate.
     """
 
     any_topology: ClassVar[bool] = False

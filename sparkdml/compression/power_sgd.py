@@ -3,12 +3,16 @@
 The thin ones are linear in the gradient, so allreduce adds them up. A step begins with the last
 one's result, which is near: gradients change slowly. Vectors, and matrices that would not get
 smaller, travel as they are. (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727.)
+
+Each rank works out the base and the products by itself, so that the sums are the same on every rank
+only where the ranks' processors (and their linear algebra) round alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +21,7 @@ from torch import Tensor
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator
 from sparkdml.compression.base import Compression, Reducer
-from sparkdml.compression.error_feedback import DebtReducer, End, copy_all_
+from sparkdml.compression.error_feedback import DebtReducer, End, copy_all_, load_all_
 from sparkdml.errors import ParameterError
 from sparkdml.training.flat import Bucket, FlatParams
 
@@ -100,10 +104,13 @@ class PowerReducer(DebtReducer):
     def state(self) -> State:
         return {**super().state(), "bases": Entry(self._bases)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        for bases, saved in zip(self._bases, state.get("bases", ()), strict=False):
-            copy_all_(bases, saved)
+    def load(self, state: Mapping[str, Any]) -> list[str]:
+        lost = super().load(state)
+        if "bases" in state:
+            # They belong to parameters, whatever buckets those are in.
+            own, saved = list(chain(*self._bases)), list(chain(*state["bases"]))
+            lost += load_all_("bases", own, saved)
+        return lost
 
 
 @dataclass(frozen=True)

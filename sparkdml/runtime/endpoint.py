@@ -26,7 +26,7 @@ from sparkdml.runtime.member import (
     reported,
     stage_began_anew,
 )
-from sparkdml.runtime.wire import Message, Wire
+from sparkdml.runtime.wire import MAX_LINE_BYTES, Message, Wire
 
 # A lost peer shows as errors on the others, sometimes sooner than the loss itself is seen.
 GRACE_FOR_THE_CAUSE_SECONDS = 2.0
@@ -241,11 +241,23 @@ class Endpoint:
             self._on_event(member.rank, message)
         elif kind == "ask":
             try:
-                answer = self._answer(member.rank, message)
+                self._reply(wire, message, self._answer(member.rank, message))
             except Exception as error:
                 # A mistake at the driver, on a thread that nobody would hear: it ends the run.
-                answer, self.own_error = None, self.own_error or error
-            wire.send({"answer": answer, "number": message.get("number")})
+                self.own_error = self.own_error or error
+                self._reply(wire, message, None)
         elif kind in ("failed", "done"):
             member.report = message
             self._leave(member, str(kind))
+
+    def _reply(self, wire: Wire, question: Message, answer: Any) -> None:
+        try:
+            wire.send({"answer": answer, "number": question.get("number")})
+        except OSError:
+            return  # the worker is gone, as the end of its connection tells
+        except (TypeError, ValueError) as error:
+            about = question.get("about", question.get("what"))
+            raise ValueError(
+                f"the driver's answer to {about!r} must be JSON that fits on a line of "
+                f"{MAX_LINE_BYTES:,} bytes, but: {error}. Answer in pieces, or answer less"
+            ) from error

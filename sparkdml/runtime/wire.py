@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 from typing import Any
 
 MAX_LINE_BYTES = 1 << 20
@@ -16,11 +17,12 @@ Message = dict[str, Any]
 
 
 class Wire:
-    """One connection. Sending and receiving may happen on two threads."""
+    """One connection. Any thread may send, and another one receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
+        self._sending = threading.Lock()  # a long line goes in several pieces
         self._reader = connection.makefile("rb")
 
     @classmethod
@@ -33,7 +35,8 @@ class Wire:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(f"a message of {len(line):,} bytes is longer than {MAX_LINE_BYTES:,}")
-        self._socket.sendall(line)
+        with self._sending:
+            self._socket.sendall(line)
 
     def receive(self) -> Message | None:
         """The next message, or None when the other side is gone or does not keep to the form."""

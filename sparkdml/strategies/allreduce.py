@@ -32,15 +32,16 @@ class AllReduce(StepStrategy):
     """Average the gradients of every step over all workers.
 
     Args:
-        backend: "horovod", "torch", or "auto" for Horovod where it is installed.
+        backend: "horovod", "torch", "mpi" (see docs/explanation-strategies.md), or "auto" for
+            Horovod where it is installed.
         bucket_bytes: how much is reduced at once. Smaller buckets start sooner, larger ones cost
             fewer round trips. A model smaller than this is reduced in one go after backward.
         topology: who exchanges sums with whom. "native" is what the backend does by itself;
             "shared-memory" is for workers of one host, and "hierarchical" shares memory inside
-            each host and uses the backend between them; "ring", "tree", "double-tree" and
-            "halving-doubling" send messages. "auto" takes what was measured to be the fastest
-            for the message's size, the number of workers and their hosts. Gradients on a GPU are
-            always reduced natively.
+            each host and sends messages between them; "ring", "tree", "double-tree" and
+            "halving-doubling" send messages. "auto" is memory wherever ranks share a host, else a
+            tree for what is short (as was measured, among 2 to 4 ranks) and native for the rest.
+            On a GPU it is always native, and nothing else may be asked for.
         compression: what the gradients become on the wire: `FP16()`, `BF16()`, `OneBit()`,
             `TopK()`, `PowerSGD()`, or None. Weights, losses and metrics always travel exactly.
             `OneBit` and `TopK` have an exchange of their own, so they take no topology.
@@ -150,7 +151,12 @@ class AllReduce(StepStrategy):
         return self._reducer.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._reducer.load(state)
+        lost = self._reducer.load(state)
+        if lost:  # only by force, with another bucket_bytes or compression
+            self._training.note(
+                f"the checkpoint's {' and '.join(lost)} don't fit the buckets of {self!r}, and "
+                "begin anew: give the same bucket_bytes and compression to go on with them"
+            )
 
     def __repr__(self) -> str:
         compression = f", compression={self.compression}" if self.compression else ""

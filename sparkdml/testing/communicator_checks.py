@@ -49,6 +49,16 @@ def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
     return (count % 5 + rank + 1).reshape(shape).to(dtype)
 
 
+def marked_tensors(rank: int) -> tuple[Tensor, Tensor]:
+    """One that is conjugated, one that is negated: torch notes it and leaves the memory alone."""
+    conjugated = torch.complex(of_rank(rank, 3), of_rank(rank, 3)).conj()
+    negated = torch.complex(of_rank(rank, 1), of_rank(rank, 1)).conj().imag
+    assert conjugated.is_conj()
+    assert negated.is_neg()
+    assert negated.is_contiguous()
+    return conjugated, negated
+
+
 def reduced(size: int, op: ReduceOp, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     stacked = torch.stack([of_rank(rank, *shape) for rank in range(size)]).double()
     results: dict[str, Tensor] = {

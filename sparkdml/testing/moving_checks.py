@@ -10,6 +10,7 @@ from sparkdml.testing.communicator_checks import (
     MOVED_DTYPES,
     check,
     equal,
+    marked_tensors,
     of_rank,
 )
 
@@ -25,7 +26,20 @@ def broadcast_from_every_root(comm: Communicator) -> None:
     strided.copy_(of_rank(comm.rank, 2, 3))
     equal(comm.broadcast_(strided).contiguous(), of_rank(0, 2, 3))
     equal(comm.broadcast_(of_rank(comm.rank)), of_rank(0))
+    for dtype in MOVED_DTYPES:  # a single item of several, which torch takes for contiguous
+        single = of_rank(comm.rank, 4, dtype=dtype)[::2][:1]
+        equal(comm.broadcast_(single), of_rank(0, 1, dtype=dtype))
     equal(comm.broadcast_(torch.empty(0, 2)), torch.empty(0, 2))
+
+
+@check
+def broadcast_fills_what_is_conjugated_or_negated_by_a_mark(comm: Communicator) -> None:
+    """As torch does: the memory of such a tensor is not what it says."""
+    for tensor in marked_tensors(comm.rank):
+        comm.broadcast_(tensor)
+        for expected in marked_tensors(0):
+            if expected.dtype == tensor.dtype:
+                equal(tensor.clone(), expected.clone())
 
 
 @check

@@ -10,6 +10,7 @@ from sparkdml.testing.communicator_checks import (
     REDUCED_DTYPES,
     check,
     equal,
+    marked_tensors,
     of_rank,
     reduced,
 )
@@ -62,6 +63,19 @@ def allreduce_takes_strided_tensors(comm: Communicator) -> None:
     column.copy_(of_rank(comm.rank, 4))
     comm.allreduce_(column, "max")
     equal(column.contiguous(), reduced(comm.size, "max", 4))
+
+
+@check
+def allreduce_takes_tensors_that_are_negated_by_a_mark(comm: Communicator) -> None:
+    """Which a sum of the memory would not betray, but the largest of it does."""
+    ops: tuple[tuple[ReduceOp, ReduceOp], ...] = (("sum", "sum"), ("max", "min"))
+    for op, of_the_opposite in ops:
+        expected = -reduced(comm.size, of_the_opposite, 1)
+        _, negated = marked_tensors(comm.rank)
+        equal(comm.allreduce_(negated, op).clone(), expected)
+        _, negated = marked_tensors(comm.rank)
+        comm.repeated(negated, op)().wait()
+        equal(negated.clone(), expected)
 
 
 @check

@@ -135,6 +135,8 @@ class FlatParams:
         start = 0
         for parameter in self.parameters:
             expected = self.grads.data_ptr() + start * self.grads.element_size()
+            if not parameter.numel():
+                continue  # lies nowhere, and has nothing to lose
             if parameter.grad is None or parameter.grad.data_ptr() != expected:
                 raise ParameterError(
                     "optimizer",

@@ -20,8 +20,8 @@ from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.comm.shared_memory import exchange
 from sparkdml.comm.shared_memory.communicator import SharedMemoryCommunicator
 from sparkdml.comm.shared_memory.exchange import CHUNK_BYTES, PARTS_BYTES, Exchange
-from sparkdml.comm.shared_memory.hosts import grouped
-from sparkdml.comm.shared_memory.segment import Segment
+from sparkdml.comm.shared_memory.hosts import find_host, grouped
+from sparkdml.comm.shared_memory.segment import Offer, Segment
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.communicator_contract import CommunicatorContract, OnEveryRank
@@ -396,6 +396,30 @@ def keep_it_closed(base: Communicator) -> tuple[int, str]:
 def test_who_keeps_a_closed_one_keeps_no_memory() -> None:
     with RankProcesses("torch", 3) as ranks:
         assert ranks.run(keep_it_closed) == [(0, "this communicator is closed")] * 3
+
+
+def look_at_what_another_offers(base: Communicator) -> tuple[bool, bool]:
+    """Whether rank 1 opens what is not meant, and whether rank 0 then still sees it in its seat.
+
+    As if the offer came from another host, whose process and file have the same numbers.
+    """
+    host = find_host(base)
+    assert host.exchange is not None
+    segment = host.exchange._segment
+    place = base.broadcast_(torch.tensor([os.getpid(), segment._fd])).tolist()
+    is_opened = False
+    if base.rank == 1:
+        is_opened = Segment.open(Offer(*place, nonce=7)) is not None
+    base.barrier()
+    sits = not segment.has_left(1 - base.rank)
+    base.barrier()
+    host.close()
+    return is_opened, sits
+
+
+def test_a_look_at_what_is_not_meant_costs_no_seat() -> None:
+    with RankProcesses("torch", 2) as ranks:
+        assert ranks.run(look_at_what_another_offers) == [(False, True)] * 2
 
 
 def test_threads_of_one_process_do_without() -> None:

@@ -76,3 +76,136 @@ def test_a_backend_that_would_widen_the_numbers_exchanges_them(monkeypatch):
         sums, num_bytes = results[0]
         assert (sums / 0.9 - 1).abs().max() < 1e-2
         assert num_bytes < 0.6 * 2 * 2 / 3 * 206 * 4
+
+
+def plainly(comm, dtype, grads, scale):
+    """What a step makes of a bucket, an operation a line: the sum, and the next scale."""
+    small = (grads * scale).to(dtype)
+    total = comm.allreduce_(small).float()
+    total = total / scale
+    if dtype is torch.float16:
+        if not torch.isfinite(total).all():
+            total = comm.allreduce_(grads.clone())
+        scale = next_scale(float(total.abs().max()), scale)
+    return total.to(grads.dtype), scale
+
+
+def awkward_steps(comm, count):
+    """Gradients of this rank, step by step; each kind comes with whatever scale the last left."""
+    generator = torch.Generator().manual_seed(comm.rank)
+    plain = torch.randn(count, generator=generator)
+
+    def with_one(number, only_on=None):
+        step = plain.clone()
+        if only_on in (None, comm.rank):
+            step[count // 2] = number
+        return step
+
+    inf, nan = float("inf"), float("nan")
+    return [
+        plain,
+        plain,
+        plain * 1e-9,
+        plain * 1e-9,
+        plain * 1e-42,  # subnormal
+        plain,  # overflows, as the scale is still that of small ones
+        torch.zeros(count),
+        -torch.zeros(count),
+        plain * 1e30,
+        plain * 1e30,
+        plain * 1e-3,
+        with_one(inf),
+        with_one(-inf),
+        with_one(inf if comm.rank else -inf),
+        with_one(inf, only_on=1),
+        plain,
+        with_one(nan),
+        with_one(nan, only_on=0),
+        with_one(1e38),
+        with_one(3e38 if comm.rank else -3e38),
+        plain,
+        torch.full((count,), 40_000.0),
+        torch.full((count,), 65_504.0),
+    ]
+
+
+@pytest.mark.parametrize("parameters", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scheme", [FP16(), BF16()], ids=repr)
+def test_the_bits_are_those_of_plain_operations(scheme, parameters):
+    """With memory that is shared by buckets of different length, all of them under way at once."""
+    dtype = torch.float16 if scheme == FP16() else torch.bfloat16
+    bits = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
+
+    def compare(comm):
+        module = nn.Sequential(nn.Linear(90, 11), nn.Linear(11, 16), nn.Linear(16, 48))
+        params = FlatParams(module.to(parameters), num_stats=6)
+        buckets = params.buckets(500)
+        assert sum(bucket.num_parameters > 0 for bucket in buckets) > 2
+        reducer = scheme.reducer(comm, params, buckets)
+        scales = [1.0] * len(buckets)
+        for number, step in enumerate(awkward_steps(comm, params.grads.numel())):
+            params.zero()
+            params.grads.copy_(step)
+            expected = []
+            for index, bucket in enumerate(buckets):
+                if bucket.num_parameters:
+                    total, scales[index] = plainly(comm, dtype, bucket.grads, scales[index])
+                    expected.append(total)
+            for work in [reducer.reduce_async_(index) for index in range(len(buckets))]:
+                work.wait()
+            sums, expected = params.grads, torch.cat(expected)
+            assert torch.equal(sums.isnan(), expected.isnan()), number
+            view, is_number = bits[parameters], ~expected.isnan()  # NaN has many bit patterns
+            assert torch.equal(sums.view(view)[is_number], expected.view(view)[is_number]), number
+            if scheme == FP16():
+                assert reducer.state()["scales"].value == scales, number
+
+    run_threads(2, compare)
+
+
+@pytest.mark.parametrize("scheme", [FP16(), BF16()], ids=repr)
+def test_each_step_sends_from_the_same_memory(scheme):
+    def send(comm):
+        sent = []
+        allreduce = comm.allreduce_async_
+
+        def remember(tensor, op="sum"):
+            sent.append(tensor)  # kept, so that no memory is given out twice
+            return allreduce(tensor, op)
+
+        comm.allreduce_async_ = remember
+        params = FlatParams(nn.Sequential(nn.Linear(50, 4), nn.Linear(4, 4)), num_stats=6)
+        buckets = params.buckets(200)
+        reducer = scheme.reducer(comm, params, buckets)
+        for _ in range(4):
+            params.grads.fill_(0.1)
+            for work in [reducer.reduce_async_(index) for index in range(len(buckets))]:
+                work.wait()
+        small = [tensor for tensor in sent if tensor.itemsize == 2]
+        assert len(small) == 4 * len(buckets)
+        return len({tensor.data_ptr() for tensor in small}) == len(buckets) > 1
+
+    assert all(run_threads(2, send))
+
+
+def test_an_exchange_in_the_place_of_a_wider_allreduce_sends_no_sizes_ahead(monkeypatch):
+    monkeypatch.setattr(ThreadsCommunicator, "carries", lambda self, tensor: tensor.itemsize > 2)
+    given = []
+    for name in ("allgather", "alltoall"):
+        monkeypatch.setattr(ThreadsCommunicator, name, remembering(name, given))
+    run_threads(3, lambda comm: reduce_all(comm, BF16(), [0.3]))
+    assert sorted(given) == sorted([("allgather", (67, 67, 66))] * 3 + alltoalls(67, 67, 66))
+
+
+def alltoalls(*lengths):
+    return [("alltoall", (length,) * len(lengths)) for length in lengths]
+
+
+def remembering(name, given):
+    method = getattr(ThreadsCommunicator, name)
+
+    def call(self, what, lengths=None):
+        given.append((name, tuple(lengths)))
+        return method(self, what, lengths)
+
+    return call

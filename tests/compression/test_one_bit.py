@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.comm.threads import run_threads
 from sparkdml.compression import one_bit
 from sparkdml.compression.base import Uncompressed
@@ -119,3 +120,69 @@ def test_it_sends_less_than_a_twenty_fifth_of_the_bytes(size):
     assert sum(plain) == pytest.approx(2 * (size - 1) * 4 * 1_000_222, rel=1e-5)
     assert sum(ours) < sum(plain) / 25
     assert max(ours) < max(plain) / 25
+
+
+@pytest.mark.parametrize("parameters", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_bucket_is_two_collectives_without_sizes_ahead(size, parameters):
+    """And the stats are in them, to the last bit, unless they are a bucket of their own."""
+
+    def send(comm):
+        called = []
+        for name in ("allgather", "alltoall", "allreduce_async_"):
+            counted(comm, name, called)
+        module = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 20)).to(parameters)
+        params = FlatParams(module, num_stats=7)
+        buckets = params.buckets(3000)
+        assert len(buckets) > 1
+        reducer = OneBit().reducer(comm, params, buckets)
+        params.stats.copy_(torch.tensor([0.1 + comm.rank, 32, 1e-30, 0, 0, 7, -1 / 3]))
+        own = params.stats.clone()
+        for work in [reducer.reduce_async_(index) for index in range(len(buckets))]:
+            work.wait()
+        counted_bytes, counted_messages = comm.traffic.bytes, comm.traffic.messages
+        with_gradients = [bucket for bucket in buckets if bucket.num_parameters]
+        expected = ["alltoall", "allgather"] * len(with_gradients)
+        if len(with_gradients) < len(buckets):
+            expected.insert(0, "allreduce_async_")  # it began before anybody waited
+        else:
+            assert counted_messages == 2 * (size - 1) * len(buckets)
+            assert counted_bytes == (size - 1) * own.nbytes + bytes_of_parts(
+                buckets, size, comm.rank
+            )
+        assert called == expected
+        return own, params.stats.clone()
+
+    results = run_threads(size, send)
+    expected = reduce_in_rank_order([own for own, _ in results], "sum")
+    assert all(torch.equal(stats, expected) for _, stats in results)
+
+
+def bytes_of_parts(buckets, size, rank):
+    """Each other rank's part once, and the own part to each of them."""
+    total = 0
+    for bucket in buckets:
+        lengths = [length for shape in bucket.shapes for length in column_lengths(shape)]
+        sizes = [4 + 4 * len(part) + -(-sum(part) // 8) for part in cut_evenly(lengths, size)]
+        total += sum(sizes) - sizes[rank] + (size - 1) * sizes[rank]
+    return total
+
+
+def counted(comm, name, called):
+    method = getattr(comm, name)
+
+    def call(*args, **options):
+        called.append(name)
+        if name != "allreduce_async_":
+            assert len(args) == 2, "the lengths"
+        return method(*args, **options)
+
+    setattr(comm, name, call)
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths=st.lists(st.integers(1, 50), max_size=9))
+def test_the_length_of_a_message_is_known_beforehand(lengths):
+    columns = Columns(lengths)
+    flat = torch.randn(sum(lengths))
+    assert len(columns.write(1.0, *columns.quantise(flat))) == columns.num_bytes

@@ -64,7 +64,7 @@ def test_the_sockets_carry_as_little_as_is_counted(size):
         }
     sent = {scheme: sum(bytes for bytes, _ in of) for scheme, of in results.items()}
     counted = {scheme: sum(bytes for _, bytes in of) for scheme, of in results.items()}
-    for scheme in results:  # the rest are barriers, and sizes that travel ahead
+    for scheme in results:  # the rest are barriers
         assert sent[scheme] == pytest.approx(counted[scheme], rel=0.05, abs=8_000 * size)
     assert sent[OneBit()] < sent[None] / 25
     assert sent[FP16()] < sent[None] / 1.95

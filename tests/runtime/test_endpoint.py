@@ -1,12 +1,17 @@
 """The driver's endpoint and a worker's link, over real sockets: liveness, causes, strangers."""
 
+import re
 import socket
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import torch
 
+from sparkdml.comm.meetings import MeetingCommunicator, Meetings
 from sparkdml.errors import CommunicationError, DataError, SetupError, WorkerError, WorkerLost
 from sparkdml.runtime.endpoint import Endpoint
 from sparkdml.runtime.link import Link
@@ -190,6 +195,68 @@ def test_a_plan_is_frozen():
     with pytest.raises(AttributeError):
         make_plan(1).seed = 3
     assert replace(make_plan(1), seed=3).seed == 3
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_meetings_about_tensors_that_are_longer_than_a_line(size):
+    """Everybody's words come in one answer, and a task is heard while it is given."""
+    table, length = Meetings(), 500_000
+
+    def on_rank(rank):
+        with closing(join(made, rank)) as link:
+            comm = MeetingCommunicator(
+                rank, size, lambda **fields: link.ask("desk", 10, fields=fields), wait_seconds=30
+            )
+            summed = comm.allreduce_(torch.full((length,), rank + 1.0))
+            link.done()
+        return summed
+
+    with (
+        closing(
+            Endpoint("127.0.0.1", TOKEN, 30.0, print, lambda rank, m: table.come(**m["fields"]))
+        ) as made,
+        ThreadPoolExecutor(size) as pool,
+    ):
+        for summed in pool.map(on_rank, range(size)):
+            assert torch.equal(summed, torch.full((length,), size * (size + 1) / 2))
+        wait_until(made.all_gone)
+        assert made.failure() is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("a" * MAX_LINE_BYTES, r"a message of 1,048,\d+ bytes is longer than 1,048,576"),
+        ({1, 2}, "set is not JSON serializable"),
+    ],
+    ids=["too long", "no JSON"],
+)
+def test_an_answer_that_cannot_be_sent_ends_the_run_and_nobodys_heartbeats(answer, reason):
+    with (
+        closing(Endpoint("127.0.0.1", TOKEN, 1.0, print, lambda rank, m: answer)) as made,
+        closing(join(made, 0)) as link,
+    ):
+        assert link.ask("desk", 10, about="history", fields={}) is None
+        expected = rf"the driver's answer to 'history' must be JSON .*{reason}"
+        assert re.search(expected, str(made.failure()))
+        time.sleep(1.5)
+        made.own_error = None
+        assert made.failure() is None  # it still hears him
+        link.done()
+        link.close()
+        wait_until(made.all_gone)
+
+
+def test_a_worker_that_goes_while_it_is_answered_is_lost(endpoint):
+    """Its connection is read to its end, though nothing can be written to it any more."""
+    wire = Wire.connect("127.0.0.1", endpoint.port, 5)
+    wire.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
+    for number in range(200):
+        wire.send({"type": "ask", "what": "x" * 10_000, "number": number})
+    wire._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.close()
+    assert "ended without a word" in str(wait_until(endpoint.failure))
+    wait_until(endpoint.all_gone)
 
 
 def test_a_mistake_at_the_driver_ends_the_run(endpoint):

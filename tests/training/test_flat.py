@@ -88,3 +88,22 @@ def test_tied_parameters_are_one():
 def test_modules_that_cannot_be_trained(module, words):
     with pytest.raises(ParameterError, match=words):
         FlatParams(module, 0)
+
+
+class WithNothing(nn.Module):
+    """Has a parameter without elements, as a layer of no units has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.nothing = nn.Linear(4, 3), nn.Linear(4, 0, bias=False)
+
+    def forward(self, inputs):
+        return torch.cat([self.first(inputs), self.nothing(inputs)], dim=1)
+
+
+def test_a_parameter_may_have_no_elements():
+    module = WithNothing()
+    flat = FlatParams(module, num_stats=2)
+    module(torch.randn(5, 4)).sum().backward()
+    flat.check_views()
+    assert flat.grads.any()

@@ -49,7 +49,8 @@ class SharedMemoryCommunicator(OwnAllreduce):
 
     def repeated(self, tensor: Tensor, op: ReduceOp = "sum") -> Callable[[], Work]:
         arguments.check_reduction(tensor, op)
-        is_plain = tensor.is_contiguous() and tensor.numel() > 0 and op != "mean"
+        is_in_memory = tensor.is_contiguous() and not tensor.is_neg()
+        is_plain = is_in_memory and tensor.numel() > 0 and op != "mean"
         if not (is_plain and self.takes(tensor)):
             return partial(super().allreduce_async_, tensor, op)
         reduction = Reduction(self._exchange, tensor.detach().view(-1), op)

@@ -3,8 +3,11 @@
 It is an anonymous file (memfd): it has no name, neither in /dev/shm nor elsewhere, so that a
 process that is killed leaves nothing behind, and the size of /dev/shm (64 MB in many containers)
 does not matter. A peer opens it as `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user
-on the same host only; a nonce in it proves that it is the one that was meant, and not that of
-another process which has the same number in another container.
+on the same host only. A nonce proves that it is the one that was meant, and not that of another
+process which has the same number in another container. It is part of the label that those see who
+look into /proc, so that what is not meant is never opened: record locks, our seats, are lost as
+soon as the process closes any descriptor of their file. And it is in the file, for what may happen
+between a look and the opening.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_NAME = "sparkdml"  # for those who look into /proc
 _NONCE = struct.Struct("q")
 
 
@@ -33,6 +35,10 @@ class Offer:
     nonce: int
 
 
+def _label(nonce: int) -> str:
+    return f"sparkdml-{nonce:x}"
+
+
 class Segment:
     """A file in memory, open in this process; once mapped, one slice of bytes for everybody."""
 
@@ -43,8 +49,8 @@ class Segment:
     @classmethod
     def create(cls) -> tuple[Segment, Offer]:
         """Raises OSError, or AttributeError where the platform has no such files."""
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         nonce = _NONCE.unpack(secrets.token_bytes(_NONCE.size))[0]
+        fd = os.memfd_create(_label(nonce), os.MFD_CLOEXEC)
         os.pwrite(fd, _NONCE.pack(nonce), 0)
         return cls(fd), Offer(os.getpid(), fd, nonce)
 
@@ -53,8 +59,8 @@ class Segment:
         """What a peer offers, or None where it is on another host or can't be opened."""
         path = f"/proc/{offer.pid}/fd/{offer.fd}"
         try:
-            # Another process may have that number here: nothing of it is opened.
-            if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
+            # Another process may have that number here, or even this one: none of it is opened.
+            if not os.readlink(path).startswith(f"/memfd:{_label(offer.nonce)} "):
                 return None
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

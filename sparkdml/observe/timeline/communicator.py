@@ -77,15 +77,17 @@ class TracedCommunicator(Communicator):
         self._record("broadcast", begin, [tensor])
         return tensor
 
-    def allgather(self, tensor: Tensor) -> list[Tensor]:
+    def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
         begin = perf_counter_ns()
-        gathered = self._inner.allgather(tensor)
+        gathered = self._inner.allgather(tensor, lengths)
         self._record("allgather", begin, gathered)
         return gathered
 
-    def alltoall(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def alltoall(
+        self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
+    ) -> list[Tensor]:
         begin = perf_counter_ns()
-        received = self._inner.alltoall(tensors)
+        received = self._inner.alltoall(tensors, lengths)
         self._record("alltoall", begin, tensors)
         return received
 

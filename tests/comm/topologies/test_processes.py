@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from sparkdml.comm.base import Communicator
 from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.comm.shared_memory import hosts
 from sparkdml.comm.shared_memory.segment import Offer, Segment
+from sparkdml.comm.topologies.communicator import THREAD_NAME
 from sparkdml.comm.topologies.opening import open_topology
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.rank_processes import RankProcesses
@@ -91,6 +93,69 @@ def test_memory_inside_hosts_and_messages_between(four: RankProcesses, name: str
     results = four.run(reduce_by, name, True)
     assert all(result == results[0] for result in results)
     assert results[0][0] == "hierarchical"
+
+
+def wait_for_all(comm: Communicator) -> None:
+    comm.barrier()
+
+
+def wait_for_a_rank_that_hangs(comm: Communicator, name: str, is_begun: bool) -> tuple[str, float]:
+    """What a rank that waits is told, and how long it then takes to leave."""
+    opened = open_topology(name, comm)
+    opened.allreduce_(torch.ones(1000))
+    if comm.rank == 2:
+        time.sleep(600)
+
+    def reduce() -> None:
+        if is_begun:  # by the thread
+            opened.allreduce_async_(torch.ones(1000)).wait()
+        else:
+            opened.allreduce_(torch.ones(1000))
+
+    with pytest.raises(CommunicationError) as caught:
+        reduce()
+    raised = time.monotonic()
+    with pytest.raises(CommunicationError, match="an earlier allreduce has failed"):
+        opened.allreduce_(torch.ones(1000))
+    opened.abort()
+    assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    return str(caught.value), time.monotonic() - raised
+
+
+@pytest.mark.parametrize(("name", "is_begun"), [("ring", False), ("tree", False), ("ring", True)])
+def test_the_driver_can_release_ranks_that_wait(name: str, is_begun: bool) -> None:
+    """Though gloo waits for a message without looking up."""
+    with RankProcesses("torch", 3) as ranks:
+        ranks.run(wait_for_all)  # until they have opened it
+        ranks.begin(wait_for_a_rank_that_hangs, name, is_begun)
+        time.sleep(1)  # until they wait
+        ranks.rendezvous.sound_alarm("rank 2 stopped answering")
+        results, errors = ranks.finish([0, 1])
+    assert not errors
+    reasons = {reason for reason, _ in results.values()}
+    assert reasons == {"the run failed: rank 2 stopped answering"}
+    assert max(seconds for _, seconds in results.values()) < 5
+
+
+def abort_while_the_thread_waits(comm: Communicator, name: str) -> float:
+    opened = open_topology(name, comm)
+    opened.allreduce_(torch.ones(1000))
+    if comm.rank == 2:
+        time.sleep(600)
+    opened.allreduce_async_(torch.ones(1000))
+    time.sleep(0.1)  # until the thread waits
+    begun = time.monotonic()
+    opened.abort()
+    assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    return time.monotonic() - begun
+
+
+def test_abort_releases_the_own_thread() -> None:
+    with RankProcesses("torch", 3) as ranks:
+        ranks.begin(abort_while_the_thread_waits, "ring")
+        results, errors = ranks.finish([0, 1])
+    assert not errors
+    assert max(results.values()) < 5
 
 
 def reduce_until_a_peer_dies(comm: Communicator, name: str) -> float:
