@@ -28,6 +28,7 @@ from sparkdml.feed.rows import read_rows
 from sparkdml.observe.worker_output import WorkerOutput
 from sparkdml.runtime.cargo.carrier import fetch, pickle_result, release
 from sparkdml.runtime.context import Context, Place
+from sparkdml.runtime.foreign_groups import kept_groups, leave_foreign_groups
 from sparkdml.runtime.link import Link
 from sparkdml.runtime.merging import cut_pieces, to_arrow
 from sparkdml.runtime.plan import Plan
@@ -59,7 +60,7 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
         torch.set_num_threads(plan.resources.cpus)
         world = find_world(plan, rank, hosts, task.resources())
         place = Place(role_rank, number, task.attemptNumber())
-        with temporary_environment(process_environment(world)):
+        with temporary_environment(process_environment(world)), kept_groups():
             payload = _run_body(plan, body, source, world, link, place)
         link.done()
     except BaseException as error:
@@ -106,7 +107,7 @@ def _run_body(
     finally:
         ctx.close(failed)
         release(body, spool_directory())
-        _leave_foreign_groups(failed)
+        leave_foreign_groups(failed)
     return payload
 
 
@@ -174,12 +175,3 @@ def spool_directory() -> str:
 
         return tempfile.gettempdir()
     return max(usable, key=lambda path: os.statvfs(path).f_bavail)
-
-
-def _leave_foreign_groups(failed: bool) -> None:
-    """Close what an unmodified Horovod or DDP script opened and left open."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-    horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and not failed and horovod.is_initialized():
-        horovod.shutdown()
