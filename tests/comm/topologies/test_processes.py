@@ -179,3 +179,17 @@ def test_survivors_of_a_killed_rank_raise() -> None:
         results, errors = ranks.finish([0, 1, 2])
     assert list(errors) == [1], errors
     assert max(results.values()) < 8
+
+
+def bytes_over_two_hosts(comm: Communicator) -> int:
+    tensor = torch.ones(3000)
+    with two_hosts(comm), open_topology("hierarchical", comm) as wire:
+        wire.traffic.take()
+        wire.allreduce_(tensor)
+        sent, _ = wire.traffic.take()
+    return sent // tensor.nbytes
+
+
+def test_what_two_levels_send(four: RankProcesses) -> None:
+    """All write S into memory; a leader S more for its host, and a ring's S to the other leader."""
+    assert four.run(bytes_over_two_hosts) == [3, 1, 3, 1]
