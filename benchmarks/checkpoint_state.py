@@ -15,10 +15,9 @@ from benchmarks.measurement import Measurement
 from benchmarks.ratios import Round, Spread, seconds_of, times_as_fast
 from benchmarks.workloads import SEED
 from sparkdml.checkpoint.encoding import take_apart
-from sparkdml.checkpoint.snapshot import Staging
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.checkpoint.stores.local import LocalStore
-from sparkdml.checkpoint.writer import Outgoing, Writer, Written
+from sparkdml.checkpoint.writer import Outgoing, Staging, Writer, Written
 
 SECONDS = "seconds"
 COPY, WRITE = "the copy in host memory", "the write: hash, write, sync, rename"

@@ -35,9 +35,9 @@ from torch import Tensor
 from benchmarks.measurement import Measurement
 from benchmarks.ratios import Round, Spread, seconds_of, times_as_fast
 from benchmarks.report import describe_machine
-from sparkdml.server.client import WorkerClient
-from sparkdml.server.consistency import BSP, TAP
-from sparkdml.server.optimizers import SGD
+from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.consistency import BSP, TAP
+from sparkdml.parameter_server.optimizers import SGD
 from sparkdml.testing.server_processes import ServerProcesses
 
 RESULTS = Path(__file__).resolve().parent / "results"

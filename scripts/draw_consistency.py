@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from draw_strategies import BLUE, COLOURS, GREEN, GREY, Parts, document, words
 
-from sparkdml.server.consistency import ASP, BSP, SSP, TAP, Consistency
+from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP, Consistency
 from sparkdml.testing.server_cluster import ServerCluster
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "consistency"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from sparkdml.comm.topologies.double_tree import places as double_tree_places
+from sparkdml.comm.topologies.classic.double_tree import places as double_tree_places
 from sparkdml.comm.topologies.tree import binomial
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "strategies"

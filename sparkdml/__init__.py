@@ -38,49 +38,49 @@ if TYPE_CHECKING:
     from sparkdml.feed.ragged import Ragged as Ragged
     from sparkdml.feed.ragged import pad as pad
     from sparkdml.history import History as History
-    from sparkdml.kvstore.array import ArrayTable as ArrayTable
-    from sparkdml.kvstore.matrix import MatrixTable as MatrixTable
-    from sparkdml.kvstore.serving import WithStore as WithStore
-    from sparkdml.kvstore.sparse import SparseTable as SparseTable
-    from sparkdml.kvstore.store import KVStore as KVStore
     from sparkdml.linalg.multiply import multiply as multiply
     from sparkdml.model import TorchModel as TorchModel
     from sparkdml.model import transform_with as transform_with
     from sparkdml.observe.trackers import MLflow as MLflow
     from sparkdml.observe.trackers import TensorBoard as TensorBoard
     from sparkdml.online import OnlineTrainer as OnlineTrainer
+    from sparkdml.parameter_server.consistency import ASP as ASP
+    from sparkdml.parameter_server.consistency import BSP as BSP
+    from sparkdml.parameter_server.consistency import SSP as SSP
+    from sparkdml.parameter_server.consistency import TAP as TAP
+    from sparkdml.parameter_server.expulsion import Expulsion as Expulsion
+    from sparkdml.parameter_server.group import ServerGroup as ServerGroup
+    from sparkdml.parameter_server.kvstore.serving import WithStore as WithStore
+    from sparkdml.parameter_server.kvstore.store import KVStore as KVStore
+    from sparkdml.parameter_server.kvstore.tables import ArrayTable as ArrayTable
+    from sparkdml.parameter_server.kvstore.tables import MatrixTable as MatrixTable
+    from sparkdml.parameter_server.kvstore.tables import SparseTable as SparseTable
+    from sparkdml.parameter_server.strategy import ParameterServer as ParameterServer
     from sparkdml.persistence import allow_pickle as allow_pickle
     from sparkdml.programs.base import Program as Program
     from sparkdml.programs.base import run_program as run_program
     from sparkdml.regression import TorchRegressionModel as TorchRegressionModel
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
-    from sparkdml.runtime.context import Context as Context
-    from sparkdml.server.consistency import ASP as ASP
-    from sparkdml.server.consistency import BSP as BSP
-    from sparkdml.server.consistency import SSP as SSP
-    from sparkdml.server.consistency import TAP as TAP
-    from sparkdml.server.consistency.expulsion import Expulsion as Expulsion
-    from sparkdml.serving.group import ServerGroup as ServerGroup
+    from sparkdml.runtime.worker.context import Context as Context
     from sparkdml.session import session_builder as session_builder
-    from sparkdml.strategies.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
     from sparkdml.strategies.averaging import Averaging as Averaging
-    from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
+    from sparkdml.strategies.backup_workers.strategy import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
-    from sparkdml.strategies.block_momentum import BlockMomentum as BlockMomentum
+    from sparkdml.strategies.decentralized.ad_psgd import ADPSGD as ADPSGD
+    from sparkdml.strategies.decentralized.gossip import Gossip as Gossip
     from sparkdml.strategies.downpour import Downpour as Downpour
-    from sparkdml.strategies.easgd import EASGD as EASGD
-    from sparkdml.strategies.gossip import Gossip as Gossip
-    from sparkdml.strategies.hogwild import Hogwild as Hogwild
     from sparkdml.strategies.hybrid import Hybrid as Hybrid
     from sparkdml.strategies.layered_sgd import LayeredSGD as LayeredSGD
-    from sparkdml.strategies.lbfgs import LBFGS as LBFGS
-    from sparkdml.strategies.local_sgd import LocalSGD as LocalSGD
-    from sparkdml.strategies.newton_cg import NewtonCG as NewtonCG
-    from sparkdml.strategies.parameter_server import ParameterServer as ParameterServer
-    from sparkdml.strategies.slow_mo import SlowMo as SlowMo
+    from sparkdml.strategies.local.block_momentum import BlockMomentum as BlockMomentum
+    from sparkdml.strategies.local.easgd import EASGD as EASGD
+    from sparkdml.strategies.local.hogwild import Hogwild as Hogwild
+    from sparkdml.strategies.local.local_sgd import LocalSGD as LocalSGD
+    from sparkdml.strategies.local.slow_mo import SlowMo as SlowMo
+    from sparkdml.strategies.second_order.lbfgs import LBFGS as LBFGS
+    from sparkdml.strategies.second_order.newton_cg import NewtonCG as NewtonCG
     from sparkdml.training.callbacks import EMA as EMA
     from sparkdml.training.callbacks import BestModel as BestModel
     from sparkdml.training.callbacks import Callback as Callback
@@ -93,63 +93,63 @@ __version__ = "0.1.0"
 
 # Workers import this package too and need little of it, so names are fetched when first used.
 _HOMES = {
-    "ADPSGD": "sparkdml.strategies.ad_psgd",
-    "ASP": "sparkdml.server.consistency",
+    "ADPSGD": "sparkdml.strategies.decentralized.ad_psgd",
+    "ASP": "sparkdml.parameter_server.consistency",
     "AdaptiveBalance": "sparkdml.strategies.adaptive_balance",
     "AllReduce": "sparkdml.strategies.allreduce",
-    "ArrayTable": "sparkdml.kvstore.array",
+    "ArrayTable": "sparkdml.parameter_server.kvstore.tables",
     "Averaging": "sparkdml.strategies.averaging",
     "BF16": "sparkdml.compression.half",
-    "BSP": "sparkdml.server.consistency",
-    "BackupWorkers": "sparkdml.strategies.backup_workers",
+    "BSP": "sparkdml.parameter_server.consistency",
+    "BackupWorkers": "sparkdml.strategies.backup_workers.strategy",
     "BestModel": "sparkdml.training.callbacks",
-    "BlockMomentum": "sparkdml.strategies.block_momentum",
+    "BlockMomentum": "sparkdml.strategies.local.block_momentum",
     "Callback": "sparkdml.training.callbacks",
     "CheckpointError": "sparkdml.errors",
     "Checkpoints": "sparkdml.checkpoint.checkpoints",
-    "Context": "sparkdml.runtime.context",
+    "Context": "sparkdml.runtime.worker.context",
     "DataError": "sparkdml.errors",
     "Dataset": "sparkdml.feed.dataset",
-    "EASGD": "sparkdml.strategies.easgd",
+    "EASGD": "sparkdml.strategies.local.easgd",
     "EMA": "sparkdml.training.callbacks",
     "Downpour": "sparkdml.strategies.downpour",
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
-    "Expulsion": "sparkdml.server.consistency.expulsion",
+    "Expulsion": "sparkdml.parameter_server.expulsion",
     "FP16": "sparkdml.compression.half",
-    "Gossip": "sparkdml.strategies.gossip",
+    "Gossip": "sparkdml.strategies.decentralized.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
     "Hybrid": "sparkdml.strategies.hybrid",
-    "Hogwild": "sparkdml.strategies.hogwild",
-    "KVStore": "sparkdml.kvstore.store",
+    "Hogwild": "sparkdml.strategies.local.hogwild",
+    "KVStore": "sparkdml.parameter_server.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",
-    "LBFGS": "sparkdml.strategies.lbfgs",
+    "LBFGS": "sparkdml.strategies.second_order.lbfgs",
     "LayeredSGD": "sparkdml.strategies.layered_sgd",
     "LearningRateSchedule": "sparkdml.training.callbacks",
-    "LocalSGD": "sparkdml.strategies.local_sgd",
+    "LocalSGD": "sparkdml.strategies.local.local_sgd",
     "MLflow": "sparkdml.observe.trackers",
-    "NewtonCG": "sparkdml.strategies.newton_cg",
-    "MatrixTable": "sparkdml.kvstore.matrix",
+    "NewtonCG": "sparkdml.strategies.second_order.newton_cg",
+    "MatrixTable": "sparkdml.parameter_server.kvstore.tables",
     "NonFiniteLoss": "sparkdml.errors",
     "NotEnoughSlots": "sparkdml.errors",
     "OneBit": "sparkdml.compression.one_bit",
     "OnlineTrainer": "sparkdml.online",
     "ParameterError": "sparkdml.errors",
-    "ParameterServer": "sparkdml.strategies.parameter_server",
+    "ParameterServer": "sparkdml.parameter_server.strategy",
     "PowerSGD": "sparkdml.compression.power_sgd",
     "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
-    "SSP": "sparkdml.server.consistency",
-    "ServerGroup": "sparkdml.serving.group",
+    "SSP": "sparkdml.parameter_server.consistency",
+    "ServerGroup": "sparkdml.parameter_server.group",
     "SetupError": "sparkdml.errors",
-    "SlowMo": "sparkdml.strategies.slow_mo",
+    "SlowMo": "sparkdml.strategies.local.slow_mo",
     "SparkDMLError": "sparkdml.errors",
-    "SparseTable": "sparkdml.kvstore.sparse",
+    "SparseTable": "sparkdml.parameter_server.kvstore.tables",
     "StoreError": "sparkdml.errors",
     "Strategy": "sparkdml.strategies.base",
-    "TAP": "sparkdml.server.consistency",
+    "TAP": "sparkdml.parameter_server.consistency",
     "TensorBoard": "sparkdml.observe.trackers",
     "TimeLimit": "sparkdml.training.callbacks",
     "TopK": "sparkdml.compression.top_k",
@@ -159,7 +159,7 @@ _HOMES = {
     "TorchModel": "sparkdml.model",
     "TorchRegressionModel": "sparkdml.regression",
     "TorchRegressor": "sparkdml.regression",
-    "WithStore": "sparkdml.kvstore.serving",
+    "WithStore": "sparkdml.parameter_server.kvstore.serving",
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
     "advise": "sparkdml.comparison.advise",

@@ -19,10 +19,10 @@ from sparkdml.feed.arrow import read_arrow
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.plan import FeedPlan
+from sparkdml.feed.randomness import random_state, restore_random_state, seed_everything
 from sparkdml.feed.sharding import hashed
-from sparkdml.runtime.cargo.parcel import pack, unpack
-from sparkdml.runtime.context import NO_ROWS
-from sparkdml.runtime.randomness import random_state, restore_random_state, seed_everything
+from sparkdml.runtime.protocol.blobs import pack, unpack
+from sparkdml.runtime.worker.context import NO_ROWS
 from sparkdml.training.task import Task, TaskPlan
 
 if TYPE_CHECKING:

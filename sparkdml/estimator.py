@@ -20,20 +20,22 @@ from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.planning import FeedWishes, plan_feed
 from sparkdml.history import History
 from sparkdml.model import TorchModel
-from sparkdml.observe.evaluations import Evaluations
-from sparkdml.observe.observers import Observer
-from sparkdml.observe.output_printer import OutputPrinter
+from sparkdml.observe.observers import (
+    Evaluations,
+    Observer,
+    OutputPrinter,
+    RestartWarnings,
+    watched,
+)
 from sparkdml.observe.progress import Progress
-from sparkdml.observe.restart_warnings import RestartWarnings
 from sparkdml.observe.spark_ui import SparkUi
 from sparkdml.observe.stragglers import Stragglers
-from sparkdml.observe.timeline.observer import Timeline
-from sparkdml.observe.tracker_observer import TrackerObserver
-from sparkdml.observe.watching import watched
+from sparkdml.observe.timeline.trace import Timeline
+from sparkdml.observe.trackers import TrackerObserver
 from sparkdml.params import TrainingParams
 from sparkdml.persistence import EstimatorPersistence
 from sparkdml.runtime.api import find_resources, find_session
-from sparkdml.runtime.plan import Options
+from sparkdml.runtime.protocol.plan import Options
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback

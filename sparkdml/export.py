@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sparkdml.errors import ExportError, ParameterError, SetupError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.prepare import prepare
+from sparkdml.feed.preprocess import prepare
 from sparkdml.inference.apply import quote
 from sparkdml.inference.outputs import by_name
 

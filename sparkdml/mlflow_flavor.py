@@ -22,13 +22,12 @@ import torch
 import sparkdml
 from sparkdml.errors import DataError, SetupError
 from sparkdml.feed.columns import Column
-from sparkdml.inference.loading import ShippedModel
 from sparkdml.inference.predictor import PredictionPlan, Predictor
 from sparkdml.inference.reading import plan_inputs
-from sparkdml.inference.weights import ShippedWeights
+from sparkdml.inference.weights import ShippedModel, ShippedWeights
 from sparkdml.model import TorchModel
-from sparkdml.persistence.imports import import_object
-from sparkdml.persistence.plain_folder import PlainFolder
+from sparkdml.persistence.folder import PlainFolder
+from sparkdml.persistence.references import import_object
 from sparkdml.persistence.spark_ml import ModelReader, ModelWriter
 
 if TYPE_CHECKING:

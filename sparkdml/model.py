@@ -17,15 +17,13 @@ from sparkdml.feed.columns import Column
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.history import History
 from sparkdml.inference.apply import add_predictions, make_udf
-from sparkdml.inference.choice import choose_columns
 from sparkdml.inference.evaluation import evaluate
-from sparkdml.inference.loading import ShippedModel
-from sparkdml.inference.outputs import SINGLE, Encoder, Output
+from sparkdml.inference.outputs import SINGLE, Encoder, Output, choose_columns
 from sparkdml.inference.predictor import PredictionPlan
 from sparkdml.inference.probe import find_outputs
 from sparkdml.inference.reading import plan_inputs, plan_reading
 from sparkdml.inference.structure import Inseparable, fill, make_skeleton
-from sparkdml.inference.weights import Weights
+from sparkdml.inference.weights import ShippedModel, Weights
 from sparkdml.params import PredictionParams
 from sparkdml.persistence import ModelPersistence
 from sparkdml.runtime.api import find_session

@@ -16,8 +16,7 @@ from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.callbacks.gradient_monitor import NonFiniteGradient
 from sparkdml.training.callbacks.learning_rate_schedule import _like, _plain
-from sparkdml.training.plan import TaskPlan
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule, TaskPlan
 
 LR = 0.1
 

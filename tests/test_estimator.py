@@ -326,7 +326,7 @@ def test_transform_checks_the_schema_first(spark, rows):
 def test_a_fit_is_traced_tracked_and_heard(rows, tmp_path, capsys):
     import json
 
-    from sparkdml.observe.timeline.schema import find_faults
+    from sparkdml.observe.timeline.trace_file import find_faults
 
     class Tracker:
         def __init__(self):

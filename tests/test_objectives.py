@@ -10,7 +10,7 @@ from torch import nn
 import sparkdml as dml
 from sparkdml.errors import CheckpointError, ParameterError
 from sparkdml.testing.faults import FaultAt, StopAt
-from sparkdml.testing.objectives import (
+from sparkdml.testing.models import (
     alternating_step,
     autoencoder_step,
     contrastive_step,

@@ -22,7 +22,7 @@ from torch import nn
 import sparkdml as dml
 from sparkdml.feed.columns import Column
 from sparkdml.history import History
-from sparkdml.inference.labels import find_largest_label
+from sparkdml.inference.probe import find_largest_label
 from sparkdml.inference.scores import choose_class, find_link, to_probabilities, to_scores
 from sparkdml.testing.models import TinyClassifier
 from sparkdml.training.job import encode_weights

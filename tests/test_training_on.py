@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import sparkdml as dml
-from sparkdml.runtime.randomness import seed_everything
+from sparkdml.feed.randomness import seed_everything
 from sparkdml.warm_start import describe_state, load_state, starting_state
 
 HERE = Path(__file__).parent

@@ -1,7 +1,11 @@
-"""The checkpoints of one run in a store: find, read, commit, prune. Used at the driver."""
+"""The checkpoints of one run in a store: find, read, commit, prune. Used at the driver.
+
+Reading a checkpoint's parts: only what has the size and the hash of its manifest is used.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
@@ -10,13 +14,13 @@ from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.keep import Keep, to_prune
 from sparkdml.checkpoint.manifest import (
     Manifest,
+    Part,
     Submission,
     manifest_name,
     parse_id,
     part_name,
     submission_name,
 )
-from sparkdml.checkpoint.parts import read_part
 from sparkdml.checkpoint.state import State
 from sparkdml.checkpoint.stores.base import Store
 from sparkdml.errors import CheckpointError
@@ -126,3 +130,26 @@ def _age(id: str) -> tuple[int, int, int]:
     age = parse_id(id)
     assert age is not None, id
     return age
+
+
+REPLICATED_PART = "state.safetensors"
+
+
+def rank_part(rank: int) -> str:
+    return f"rank-{rank}.safetensors"
+
+
+def read_part(store: Store, manifest: Manifest, part: Part) -> bytes:
+    """A part's bytes, if they are those that were written."""
+    name = part_name(manifest.id, part.name)
+    try:
+        content = store.read(name)
+    except FileNotFoundError:
+        raise CheckpointError(f"{name} is missing from {store.url}") from None
+    if len(content) != part.num_bytes:
+        raise CheckpointError(
+            f"{name} in {store.url} has {len(content):,} bytes, not {part.num_bytes:,}"
+        )
+    if hashlib.sha256(content).hexdigest() != part.sha256:
+        raise CheckpointError(f"{name} in {store.url} is damaged: its SHA-256 differs")
+    return content

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sparkdml.checkpoint.archive import REPLICATED_PART, rank_part, read_part
 from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.manifest import Kind, Manifest, Part, checkpoint_id
-from sparkdml.checkpoint.parts import REPLICATED_PART, rank_part, read_part
 from sparkdml.checkpoint.policy import Every, Pace
 from sparkdml.checkpoint.state import Entry, State, merge
 from sparkdml.checkpoint.stores.base import Place
@@ -25,7 +25,7 @@ from sparkdml.errors import CheckpointError, SetupError, StoreError
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 
 if TYPE_CHECKING:
-    from sparkdml.runtime.link import Link
+    from sparkdml.runtime.worker.control_client import Link
 
 
 @dataclass(frozen=True)

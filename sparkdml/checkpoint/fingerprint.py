@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from sparkdml.recorded_names import recorded_module
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -40,7 +42,7 @@ def describe(value: Any, weights: bool = False) -> str:
         bound += [describe(value.__defaults__), describe(value.__kwdefaults__)]
         return f"{value.__module__}.{value.__qualname__} {_digest(_code(code), bound)}"
     if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"{recorded_module(value)}.{value.__qualname__}"
     if isinstance(value, Tensor):
         return f"tensor {_digest(str(value.dtype), value.detach().cpu().flatten().tolist())}"
     if isinstance(value, Mapping):
@@ -50,7 +52,7 @@ def describe(value: Any, weights: bool = False) -> str:
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     own_repr = "__repr__" in {name for kind in type(value).__mro__[:-1] for name in vars(kind)}
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    name = f"{recorded_module(type(value))}.{type(value).__qualname__}"
     return repr(value) if own_repr else f"{name} {_digest(_attributes(value))}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
 
-from sparkdml.cli.checks import devices, horovod, java, machine, packages, workers
+from sparkdml.cli.checks import horovod, machine, software, workers
 from sparkdml.cli.checks.base import Check
 from sparkdml.cli.terminal import Colour, paint
 
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
 def examine(master: str, timeout_seconds: float) -> list[Check]:
     """Every check, in the order in which problems are best repaired."""
     # torch is imported here once: imports in several threads at once wait for each other anyway.
-    versions = guarded("packages", packages.check_packages)
-    found_java = guarded("Java", lambda: [java.check_java()])
+    versions = guarded("packages", software.check_packages)
+    found_java = guarded("Java", lambda: [software.check_java()])
     usable = not any(
         check.status == "FAIL" and check.name in ("Java", "Spark")
         for check in (*found_java, *versions)
@@ -74,7 +74,7 @@ def examine(master: str, timeout_seconds: float) -> list[Check]:
         ]
     return [
         *checks,
-        *guarded("GPUs", lambda: [devices.check_gpus(session.settings)]),
+        *guarded("GPUs", lambda: [machine.check_gpus(session.settings)]),
         *guarded("ports", lambda: [machine.check_ports()]),
         *guarded("disk", lambda: machine.check_spool(session.settings.get("spark.local.dir", ""))),
         *guarded("shared memory", lambda: [machine.check_shared_memory()]),

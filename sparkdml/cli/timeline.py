@@ -7,10 +7,8 @@ import json
 from dataclasses import asdict
 
 from sparkdml.errors import ParameterError
-from sparkdml.observe.timeline.advice import as_text
-from sparkdml.observe.timeline.schema import fault_of
-from sparkdml.observe.timeline.summary import summarize
-from sparkdml.observe.timeline.trace_file import read_trace
+from sparkdml.observe.timeline.summary import as_text, summarize
+from sparkdml.observe.timeline.trace_file import fault_of, read_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

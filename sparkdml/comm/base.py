@@ -3,6 +3,10 @@
 Conventions: a trailing underscore means that the tensor is changed in place. Every rank of a
 communicator calls the same collectives in the same order. Reductions add in an order that does not
 depend on timing, so two runs give the same bits.
+
+Reducing tensors that are all at hand: in rank order, so that two runs give the same bits.
+
+Who belongs together after a split.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from sparkdml.comm.traffic import Traffic
@@ -195,3 +200,28 @@ class Communicator(ABC):
             self.close()
         else:
             self.abort()
+
+
+# How each op takes one more tensor into a total.
+IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "sum": lambda total, other: total.add_(other),
+    "mean": lambda total, other: total.add_(other),
+    "min": lambda total, other: torch.minimum(total, other, out=total),
+    "max": lambda total, other: torch.maximum(total, other, out=total),
+    "product": lambda total, other: total.mul_(other),
+}
+
+
+def reduce_in_rank_order(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
+    """A new tensor; those given are not changed."""
+    total = tensors[0].detach().clone(memory_format=torch.contiguous_format)
+    combine = IN_PLACE[op]
+    for tensor in tensors[1:]:
+        combine(total, tensor.detach())
+    return total.div_(len(tensors)) if op == "mean" else total
+
+
+def members(colors: Sequence[int], keys: Sequence[int], rank: int) -> list[int]:
+    """The ranks that gave this rank's color, ordered by key, then by rank."""
+    mine = [other for other, color in enumerate(colors) if color == colors[rank]]
+    return sorted(mine, key=lambda other: (keys[other], other))

@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from sparkdml.comm import arguments
-from sparkdml.comm.base import Communicator, ReduceOp, Work
-from sparkdml.comm.known_lengths import check_arrived, known_layouts
-from sparkdml.comm.layout import LAYOUT_LENGTH, Layout, check_alike, in_memory, to_words
-from sparkdml.comm.reductions import reduce_in_rank_order
-from sparkdml.comm.splitting import members
+from sparkdml.comm.base import Communicator, ReduceOp, Work, members, reduce_in_rank_order
+from sparkdml.comm.layout import (
+    LAYOUT_LENGTH,
+    Layout,
+    check_alike,
+    check_arrived,
+    in_memory,
+    known_layouts,
+    to_words,
+)
 
 
 class Done:

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparkdml.comm.base import ReduceOp, Work
+from sparkdml.comm.base import ReduceOp, Work, reduce_in_rank_order
 from sparkdml.comm.composed import ComposedCommunicator, Done
-from sparkdml.comm.reductions import reduce_in_rank_order
 from sparkdml.errors import CommunicationError
 
 # Of all ranks together, in one answer: a line of the control wire has a largest length, and words

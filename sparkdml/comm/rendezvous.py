@@ -3,19 +3,195 @@
 Torch's process groups meet in a TCPStore, Horovod's in an HTTP key-value store. Both listen on one
 address of the driver, never on all of them. A submission gets a `Rendezvous` of its own, so that
 nothing of an earlier attempt can be found in it.
+
+A small HTTP key-value server: the part of a rendezvous server that Horovod's C++ client needs.
+
+The client speaks PUT, GET and DELETE on `/scope/key`, one connection for each request, and expects
+200 or, for a key that is not there, 404. This server stores and fetches bytes and looks into none
+of them. Nobody authenticates here, so everything that a stranger could make grow is bounded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
+from http import HTTPStatus
 from types import TracebackType
 
 from torch._C._distributed_c10d import TCPStore
 
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.interface import interface_towards
-from sparkdml.comm.key_value_server import KeyValueServer
 from sparkdml.errors import ParameterError, SetupError
+
+MAX_KEY_BYTES = 1024
+MAX_VALUE_BYTES = 1 << 20  # the addresses of one rank's sockets: some 200 bytes for each peer
+MAX_TOTAL_BYTES = 64 << 20
+MAX_ENTRIES = 1 << 16
+MAX_CONNECTIONS = 4096
+MAX_HEAD_BYTES = 8192
+REQUEST_TIMEOUT_SECONDS = 10.0
+# The client asks for a missing key again every 10 ms. Holding the answer back until the key
+# arrives saves those rounds; it must stay well below any time-out of the client.
+HOLD_SECONDS = 0.25
+
+
+class _Rejected(Exception):
+    def __init__(self, status: HTTPStatus) -> None:
+        self.status = status
+
+
+class KeyValueServer:
+    """Serves on `host` and a free port, from a thread of its own, until `close`."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._entries: dict[str, bytes] = {}
+        self._total_bytes = 0
+        self._arrivals: dict[str, asyncio.Event] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="sparkdml-key-value-server", daemon=True
+        )
+        self._thread.start()
+        # On the thread's own loop: the caller may be inside another one, as a notebook's cells are.
+        starting = asyncio.start_server(
+            self._connected, host, 0, limit=MAX_HEAD_BYTES, backlog=MAX_CONNECTIONS
+        )
+        try:
+            self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
+        except OSError:
+            self._end()
+            raise
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Stop serving; afterwards neither the thread nor the port is left. May be called twice."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> KeyValueServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _stop(self) -> None:
+        self._server.close()
+        for request in self._requests:
+            request.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._requests) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._requests.add(task)
+        try:
+            await asyncio.wait_for(self._serve(reader, writer), REQUEST_TIMEOUT_SECONDS)
+        except (asyncio.TimeoutError, ConnectionError, asyncio.CancelledError):
+            pass  # A slow, broken or late client loses its connection, nothing more.
+        finally:
+            self._requests.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = b""
+        try:
+            status, body = await self._answer(reader)
+        except _Rejected as rejected:
+            status = rejected.status
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        writer.write(head.encode("ascii") + body)
+        await writer.drain()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[HTTPStatus, bytes]:
+        method, key, num_bytes = await _read_head(reader)
+        if method == "PUT":
+            self._put(key, await _read_body(reader, num_bytes))
+            return HTTPStatus.OK, b""
+        if method == "GET":
+            value = await self._get(key)
+            return (HTTPStatus.NOT_FOUND, b"") if value is None else (HTTPStatus.OK, value)
+        if method == "DELETE":
+            self._total_bytes -= len(self._entries.pop(key, b""))
+            return HTTPStatus.OK, b""
+        raise _Rejected(HTTPStatus.METHOD_NOT_ALLOWED)
+
+    def _put(self, key: str, value: bytes) -> None:
+        total = self._total_bytes + len(value) - len(self._entries.get(key, b""))
+        if total > MAX_TOTAL_BYTES or (
+            key not in self._entries and len(self._entries) >= MAX_ENTRIES
+        ):
+            raise _Rejected(HTTPStatus.INSUFFICIENT_STORAGE)
+        self._entries[key] = value
+        self._total_bytes = total
+        arrival = self._arrivals.pop(key, None)
+        if arrival is not None:
+            arrival.set()
+
+    async def _get(self, key: str) -> bytes | None:
+        if key not in self._entries:
+            arrival = self._arrivals.setdefault(key, asyncio.Event())
+            try:
+                await asyncio.wait_for(arrival.wait(), HOLD_SECONDS)
+            except asyncio.TimeoutError:
+                if self._arrivals.get(key) is arrival:
+                    del self._arrivals[key]
+        return self._entries.get(key)
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, int]:
+    """The method, the key and the length of the body."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = head.decode("ascii").split("\r\n")
+        method, key, _version = lines[0].split(" ")
+        num_bytes = 0
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
+            if name.strip().lower() == "content-length":
+                num_bytes = int(value)
+    except asyncio.LimitOverrunError:
+        raise _Rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionError("the client left") from error
+    except ValueError:
+        raise _Rejected(HTTPStatus.BAD_REQUEST) from None
+    if num_bytes < 0:
+        raise _Rejected(HTTPStatus.BAD_REQUEST)
+    if len(key) > MAX_KEY_BYTES:
+        raise _Rejected(HTTPStatus.REQUEST_URI_TOO_LONG)
+    if num_bytes > MAX_VALUE_BYTES:
+        raise _Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+    return method, key, num_bytes
+
+
+async def _read_body(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+    try:
+        return await reader.readexactly(num_bytes)
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionError("the client left") from error
+
 
 _EVERYWHERE = ("", "0.0.0.0", "::", "*")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparkdml.comm import arguments
 from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
-from sparkdml.comm.known_lengths import known_layouts
+from sparkdml.comm.layout import known_layouts
 from sparkdml.errors import ParameterError
 
 

@@ -14,7 +14,6 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
-from sparkdml.comm.message_watch import MessageWatch
 from sparkdml.comm.torch_groups import (
     Groups,
     connect_store,
@@ -25,7 +24,7 @@ from sparkdml.comm.torch_groups import (
     make_groups,
 )
 from sparkdml.comm.torch_messages import TorchMessages
-from sparkdml.comm.torch_work import PlainWork, TorchWork, failed
+from sparkdml.comm.torch_work import MessageWatch, PlainWork, TorchWork, failed
 from sparkdml.errors import CommunicationError, SetupError
 
 ARRIVAL_TIMEOUT_SECONDS = 120.0

@@ -11,9 +11,8 @@ from sparkdml.comm import arguments
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import Work
 from sparkdml.comm.layout import in_memory, to_words
-from sparkdml.comm.message_watch import MessageWatch, MessageWork, message_failed
 from sparkdml.comm.torch_groups import Groups, group_for
-from sparkdml.comm.torch_work import PlainWork
+from sparkdml.comm.torch_work import MessageWatch, MessageWork, PlainWork, message_failed
 from sparkdml.comm.traffic import Traffic
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from sparkdml.comparison.advice import Advice
 from sparkdml.comparison.costs import Measured, Network
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.runtime.context import NO_ROWS
-from sparkdml.runtime.driver import launch
+from sparkdml.runtime.driver.launch import launch
+from sparkdml.runtime.worker.context import NO_ROWS
+from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.strategies.wires import open_wire
 from sparkdml.training.step_function import StepContext
 from sparkdml.training.task import Task, TaskPlan
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sparkdml.comm.base import Communicator
     from sparkdml.estimator import TorchEstimator
-    from sparkdml.runtime.context import Context
+    from sparkdml.runtime.worker.context import Context
 
 WARM_UP = 3  # the first steps and messages pay for what the later ones find ready
 

@@ -3,6 +3,8 @@
 It answers the survey's questions of distributed learning: is the state of a single process reached,
 how far from it, how fast, and where does each strategy lie between computation, communication and
 accuracy?
+
+An observer that adds up what the ranks of a run tell: their time, bytes and messages.
 """
 
 from __future__ import annotations
@@ -10,11 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparkdml.comparison.outcome import Outcome, distance
-from sparkdml.comparison.result import Comparison
-from sparkdml.comparison.tally import Tally
+from sparkdml.comparison.result import Comparison, Outcome, distance
 from sparkdml.errors import ParameterError, SparkDMLError
 from sparkdml.inference.reading import plan_reading
 from sparkdml.strategies.allreduce import AllReduce
@@ -26,6 +26,41 @@ if TYPE_CHECKING:
 
     from sparkdml.estimator import TorchEstimator
     from sparkdml.model import TorchModel
+
+
+PARTS = ("compute_seconds", "communication_seconds", "sent_bytes", "messages")
+
+
+class Tally:
+    """Sums over the whole run, restarts included."""
+
+    def __init__(self) -> None:
+        self.workers = 0
+        self._sums = dict.fromkeys(PARTS, 0.0)
+
+    def handle(self, rank: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "submission":
+            self.workers = int(event["workers"])
+        elif event["kind"] == "rank":
+            seconds = event["seconds"]
+            self._sums["compute_seconds"] += seconds.get("compute", 0.0) + seconds.get("data", 0.0)
+            self._sums["communication_seconds"] += seconds.get("communication", 0.0)
+            self._sums["sent_bytes"] += event.get("bytes", 0)
+            self._sums["messages"] += event.get("messages", 0)
+        elif event["kind"] == "client":  # of a parameter server: what it sent to this worker
+            self._sums["sent_bytes"] += event["bytes_pulled"]
+            self._sums["messages"] += event["pulls"]
+        elif event["kind"] == "communicator":  # of a group, which has no rows
+            self._sums["sent_bytes"] += event["bytes"]
+            self._sums["messages"] += event["messages"]
+
+    def means(self) -> dict[str, Any]:
+        """Of a worker: what helpers without rows (communicators, servers) sent is shared out."""
+        return {name: total / max(1, self.workers) for name, total in self._sums.items()}
+
+    def close(self) -> None:
+        """Nothing to give back; the sums stay."""
+
 
 SINGLE = "single process"
 

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.comm.base import Communicator
-from sparkdml.comm.reductions import reduce_in_rank_order
+from sparkdml.comm.base import Communicator, reduce_in_rank_order
 from sparkdml.compression.base import Compression, Reducer
 from sparkdml.compression.error_feedback import DebtReducer, End, load_all_, pay_, with_debt
 from sparkdml.training.flat import Bucket, FlatParams

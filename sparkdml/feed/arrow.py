@@ -11,8 +11,7 @@ from sparkdml.errors import DataError
 from sparkdml.feed.columns import Column, show_row, to_numpy
 from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Chunk, FeedPlan
-from sparkdml.feed.prepare import read_columns
-from sparkdml.feed.preprocess import Preprocessor
+from sparkdml.feed.preprocess import Preprocessor, read_columns
 from sparkdml.feed.strata import Splitter
 
 HASH_COLUMN = "__sparkdml_hash"

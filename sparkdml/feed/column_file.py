@@ -12,7 +12,7 @@ import numpy as np
 
 from sparkdml.errors import DataError, SetupError
 from sparkdml.feed.order import Ints
-from sparkdml.feed.ragged_array import RaggedArray, element_numbers
+from sparkdml.feed.ragged import RaggedArray, element_numbers
 from sparkdml.feed.recycling import Recycler
 
 

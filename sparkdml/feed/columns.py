@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdml.errors import DataError
-from sparkdml.feed.ragged_array import RaggedArray
+from sparkdml.feed.ragged import RaggedArray
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

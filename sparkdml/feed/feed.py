@@ -4,11 +4,14 @@ Epoch 0 is read straight from Spark's stream, in the order of the rows' hashes (
 in itself, and depends on the seed), while the rows are spooled to local disk. Later epochs are read
 from the spool, shuffled. Memory stays bounded by a few chunks of the stream and one window's row
 numbers, however large the partition is.
+
+Run an iterator ahead of its consumer, on a thread of its own.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import shutil
 import tempfile
 import threading
@@ -21,10 +24,8 @@ import numpy as np
 import torch
 
 from sparkdml.errors import DataError
-from sparkdml.feed.augment import InOrder, Place, augmented
-from sparkdml.feed.batch import Batch
-from sparkdml.feed.collate import Collator
-from sparkdml.feed.cutting import count_not_finite, cut, select, without_short
+from sparkdml.feed.batch import Batch, count_not_finite, cut, select, without_short
+from sparkdml.feed.collate import Collator, InOrder, Place, augmented
 from sparkdml.feed.epoch_order import EpochOrder
 from sparkdml.feed.order import Ints, shard_of
 from sparkdml.feed.plan import Arrays
@@ -32,11 +33,63 @@ from sparkdml.feed.plan import Chunk as Chunk
 from sparkdml.feed.plan import FeedPlan as FeedPlan
 from sparkdml.feed.plan import is_validation as is_validation
 from sparkdml.feed.position import Skipper
-from sparkdml.feed.prefetch import Prefetch
 from sparkdml.feed.sampling import Draws, SumOverRanks, rate_of, weight_sums
 from sparkdml.feed.spool import Spool
 
 T = TypeVar("T")
+
+CLOSE_SECONDS = 10.0
+
+
+class Prefetch(Iterator[T]):
+    """At most `depth` items wait. An error in the source is raised where the item is asked for."""
+
+    def __init__(self, source: Iterator[T], depth: int = 2) -> None:
+        self._source = source
+        self._items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._finished = False
+        self._thread = threading.Thread(target=self._fill, name="sparkdml-prefetch", daemon=True)
+        self._thread.start()
+
+    def _fill(self) -> None:
+        try:
+            for item in self._source:
+                if not self._put((item, None)):
+                    return
+            self._put((None, StopIteration()))
+        except BaseException as error:
+            self._put((None, error))
+
+    def _put(self, entry: tuple[T | None, BaseException | None]) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._items.put(entry, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def __next__(self) -> T:
+        if self._finished:
+            raise StopIteration
+        item, error = self._items.get()
+        if error is not None:
+            self._finished = True
+            self._thread.join()
+            raise error
+        return item  # type: ignore[return-value]  # an item without an error is a T
+
+    @property
+    def is_over(self) -> bool:
+        return self._finished
+
+    def close(self) -> None:
+        """Stop early: the thread ends after the item that it is at, which may never come."""
+        self._finished = True
+        self._closed.set()
+        self._thread.join(timeout=CLOSE_SECONDS)
+
 
 KEPT_PREFIX = "sparkdml-spool-"
 LAYOUT = "layout.json"  # written last: a folder that has it is whole

@@ -10,17 +10,15 @@ from functools import partial
 from typing import Any, Protocol
 
 from sparkdml.errors import CommunicationError
-from sparkdml.feed.augment import Place
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.collate import Place
 from sparkdml.feed.epoch_order import PlacedOrder
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays
 from sparkdml.feed.position import packed, unpacked
-from sparkdml.feed.row_wire import OwnerGone
-from sparkdml.feed.shared_rows import SharedRows
-from sparkdml.feed.shared_spool import Card
-from sparkdml.feed.shares import Piece
+from sparkdml.feed.shared_rows import Piece, SharedRows
+from sparkdml.feed.shared_spool import Card, OwnerGone
 
 ASK_AGAIN_SECONDS = 0.05
 PATIENCE_SECONDS = 60.0  # with rows that can't be reached

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sparkdml.feed.columns import Column
 from sparkdml.feed.order import Ints
-from sparkdml.feed.ragged import Collate
-from sparkdml.feed.ragged_array import RaggedArray
+from sparkdml.feed.ragged import Collate, RaggedArray
 from sparkdml.feed.strata import Strata
 
 Arrays = dict[str, np.ndarray | RaggedArray]

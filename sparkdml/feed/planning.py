@@ -10,7 +10,7 @@ from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.columns import Column, describe_columns, describe_inputs
 from sparkdml.feed.plan import Augment, FeedPlan, Preprocess
 from sparkdml.feed.ragged import Collate
-from sparkdml.feed.stratify import check_stratify
+from sparkdml.feed.validation_split import check_stratify
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

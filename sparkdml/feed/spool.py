@@ -16,7 +16,7 @@ import numpy as np
 from sparkdml.feed.column_file import ColumnFile, RaggedFile
 from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays
-from sparkdml.feed.ragged_array import RaggedArray
+from sparkdml.feed.ragged import RaggedArray
 
 DRAWS = "__sparkdml_draws"  # a column of the spool that no batch has: how often a row is drawn
 

@@ -2,11 +2,13 @@
 
 One number a row is a double, as Spark's own predictions are; several are arrays, of the tensor's
 own type; several tensors are columns of their own, or one struct.
+
+Which columns `transform` adds, from what the model returns and what the user asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,10 +17,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from sparkdml.errors import DataError
+from sparkdml.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
+
 
 SINGLE = ""  # the name of the output of a module that returns one tensor
 
@@ -182,3 +185,51 @@ def _element_type(dtype: str) -> DataType:
 
 def _in_output(output: Output) -> str:
     return f" in output {output.name!r}" if output.name else ""
+
+
+Columns = tuple[tuple[str, Encoder], ...]
+
+
+def choose_columns(
+    outputs: tuple[Output, ...],
+    prediction: str,
+    names: Sequence[str] | None,
+    wanted: str,
+    classifies: bool,
+) -> Columns:
+    """`wanted` is the Param `output`, `classifies` whether the loss takes class numbers."""
+    if names is not None:
+        return _by_output(outputs, names)
+    if len(outputs) > 1:
+        if wanted == "class":
+            raise ParameterError(
+                "output", wanted, f"'auto' or 'raw' for a model with {len(outputs)} outputs"
+            )
+        return ((prediction, Struct(tuple((_field(o), Raw(o)) for o in outputs))),)
+    output = outputs[0]
+    if wanted == "class" and not output.shape:
+        raise DataError("output='class' needs a model with one output for each class")
+    is_class = wanted == "class" or (
+        wanted == "auto" and classifies and len(output.shape) == 1 and not output.is_number
+    )
+    encoder: Encoder = ClassIndex(output) if is_class else Raw(output, is_prediction=True)
+    return ((prediction, encoder),)
+
+
+def _by_output(outputs: tuple[Output, ...], names: Sequence[str]) -> Columns:
+    """One column for each: by name where the model's dict has these names, else in order."""
+    by_name = {output.name: output for output in outputs}
+    if len(names) != len(outputs):
+        returned = ", ".join(by_name) if len(outputs) > 1 else "one tensor"
+        raise ParameterError(
+            "outputCols",
+            list(names),
+            f"{len(outputs)} names, one for each output of the model ({returned})",
+        )
+    ordered = [by_name[n] for n in names] if set(names) == set(by_name) else list(outputs)
+    return tuple((name, Raw(output)) for name, output in zip(names, ordered, strict=True))
+
+
+def _field(output: Output) -> str:
+    """Fields of a tuple are named as Spark names those of its own."""
+    return f"_{int(output.name) + 1}" if output.name.isdigit() else output.name

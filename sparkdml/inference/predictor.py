@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.collate import Collator
 from sparkdml.feed.plan import FeedPlan
-from sparkdml.feed.prepare import read_columns
-from sparkdml.feed.preprocess import Preprocessor
-from sparkdml.inference.loading import ShippedModel, load_module
+from sparkdml.feed.preprocess import Preprocessor, read_columns
 from sparkdml.inference.outputs import Encoder, Outputs, by_name
+from sparkdml.inference.weights import ShippedModel, load_module
 
 # Rows are cheap or dear: of cheap ones many go through the model at once, whatever batchSize is.
 LIGHT_ROWS, LIGHT_BYTES = 1024, 1 << 20
@@ -139,7 +138,7 @@ def task_device() -> torch.device:
     """The GPU that Spark assigned to this task, or the CPU."""
     from pyspark import TaskContext
 
-    from sparkdml.runtime.worker import choose_device
+    from sparkdml.runtime.worker.main import choose_device
 
     task = TaskContext.get()
     resources = {} if task is None else task.resources()

@@ -3,16 +3,20 @@
 Small ones are bytes and travel inside of the function that Spark ships. Large ones are a file: the
 driver maps it, Spark copies it to each host once (executors of a host share its cache), and all
 Python workers of that host map the same copy, so that its pages are in memory once.
+
+The module in a worker: built once a process, and kept for the next batch, task and query.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import secrets
 import tempfile
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,12 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
-from torch import Tensor
+import torch
+from pyspark import cloudpickle
+from torch import Tensor, nn
 
-from sparkdml.runtime.cluster import is_connect
+from sparkdml.inference.structure import fill
+from sparkdml.runtime.driver.cluster import is_connect
+from sparkdml.training.modules import build_module
+from sparkdml.training.plan import ModelSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 LARGE_BYTES = 8 << 20
 _CHUNK_BYTES = 4 << 20
@@ -155,3 +165,43 @@ def file_digest(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ShippedModel:
+    """A structure without weights, pickled; or, for modules that can't be, what makes them."""
+
+    weights: ShippedWeights
+    structure: bytes | None = field(default=None, repr=False)
+    source: ModelSource | None = None
+
+    def build(self) -> nn.Module:
+        state = self.weights.state()
+        if self.structure is not None:
+            skeleton: nn.Module = cloudpickle.loads(self.structure)
+            return fill(skeleton, state)
+        assert self.source is not None
+        module = build_module(self.source)
+        module.load_state_dict(state)
+        return module
+
+
+_LOADED: OrderedDict[tuple[str, str], nn.Module] = OrderedDict()
+_MAX_LOADED = 4
+_LOADING = threading.Lock()
+
+
+def load_module(model: ShippedModel, device: torch.device) -> nn.Module:
+    """In eval mode, on the device. Whoever runs it keeps it: only so many stay here."""
+    key = model.weights.key, str(device)
+    with _LOADING:
+        if key not in _LOADED:
+            if not _LOADED:
+                # Spark's workers look for garbage after every task, which takes 0.2 s of going
+                # through all that torch imports. None of that is ever garbage.
+                gc.freeze()
+            _LOADED[key] = model.build().eval().to(device)
+            while len(_LOADED) > _MAX_LOADED:
+                _LOADED.popitem(last=False)
+        _LOADED.move_to_end(key)
+        return _LOADED[key]

@@ -23,7 +23,7 @@ from sparkdml.runtime.api import check_whole, run
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkdml.runtime.context import Context
+    from sparkdml.runtime.worker.context import Context
 
 
 def multiply(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from sparkdml.checkpoint import svg
+from sparkdml.observe import svg
 
 WIDTH, HEIGHT = 330, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 44, 30

@@ -3,17 +3,30 @@
 Whoever brings an event only puts it down: those are the threads that also listen to the workers'
 heartbeats. One thread hands them out. If an observer never comes back from a call, the run goes on
 all the same, unwatched; what waits is bounded.
+
+What an evaluator measured while the workers trained, for the history of the fit.
+
+Prints at the driver what the workers print, each line with its rank and host.
+
+Warns of each restart, where no line of progress would tell of it.
+
+A run from its start to its end, as those who watch it see it.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol
+
+from tqdm.auto import tqdm
 
 MAX_WAITING = 10_000
 CLOSE_SECONDS = 40.0  # longer than any observer of ours waits for its own server
@@ -147,3 +160,85 @@ class Calls:
 
     def close(self) -> None:
         """A function has nothing to close."""
+
+
+class Evaluations:
+    """An observer. `rows` are in the order of steps, each with what was measured after it."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def handle(self, rank: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "evaluation":
+            numbers = {name: event[name] for name in ("epoch", "step", "clock", "seconds")}
+            self.rows.append({**numbers, **event["values"]})
+        elif event["kind"] == "submission":
+            # A run that goes on from a checkpoint makes the steps behind it again.
+            self.rows = [row for row in self.rows if row["step"] <= event["from_step"]]
+
+    def close(self) -> None:
+        """They are read when the run is over."""
+
+
+class OutputPrinter:
+    """An observer of "output" events. Lines go above the progress bar, where there is one."""
+
+    def handle(self, rank: int, event: dict[str, Any]) -> None:
+        if event["kind"] != "output":
+            return
+        who = f"[rank {rank} on {event['host']}]"
+        lines = [f"{who} {line}" for line in event["lines"]]
+        if event.get("dropped"):
+            lines.append(
+                f"{who} … {event['dropped']:,} lines more were left out: it prints faster than is "
+                "sent on. The executor's log has them all"
+            )
+        if lines:
+            file = sys.stdout if event["stream"] == "stdout" else sys.stderr
+            tqdm.write("\n".join(lines), file=file)
+            file.flush()
+
+    def close(self) -> None:
+        """Nothing is kept back."""
+
+
+class RestartWarnings:
+    """An observer for runs that are otherwise silent."""
+
+    def handle(self, rank: int, event: Event) -> None:
+        if event["kind"] == "restart":
+            warnings.warn(
+                f"{event['cause']}. Going on from step {event['from_step']} (restart "
+                f"{event['without_progress']} of {event['allowed']} without progress)",
+                stacklevel=2,
+            )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@contextmanager
+def watched(
+    start: Event,
+    observers: Sequence[Observer],
+    last_words: Callable[[], dict[str, Any]] = dict,
+) -> Iterator[Callable[[int, Event], None]]:
+    """Tells that the run starts and how it ends; yields where its events go in between.
+
+    `last_words` is asked at the end, for what is only known then.
+    """
+    everybody = Observers(observers, run=uuid.uuid4().hex[:12])
+    everybody.handle(-1, {**start, "kind": "run-start"})
+    began = time.monotonic()
+    outcome, cause = "finished", None
+    try:
+        yield everybody.handle
+    except BaseException as error:
+        outcome = "failed" if isinstance(error, Exception) else "interrupted"
+        cause = (str(error) or type(error).__name__).partition("\n")[0]
+        raise
+    finally:
+        end = {"outcome": outcome, "cause": cause, "seconds": time.monotonic() - began}
+        everybody.drain()  # the last words are of those who have seen it all
+        everybody.handle(-1, {**end, **last_words(), "kind": "run-end"})
+        everybody.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sparkdml.params.accessible import AccessibleParams, param
-from sparkdml.params.converters import flag, function, text
 from sparkdml.params.objects import to_validation
+from sparkdml.params.param import AccessibleParams, flag, function, param, text
 
 
 class DataParams(AccessibleParams):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sparkdml.params.accessible import AccessibleParams, param
-from sparkdml.params.converters import flag, flag_or_arguments, function, number, one_of, whole
 from sparkdml.params.objects import (
     to_callbacks,
     to_metrics,
@@ -13,6 +11,16 @@ from sparkdml.params.objects import (
     to_optimizer,
     to_strategy,
     to_warm_start,
+)
+from sparkdml.params.param import (
+    AccessibleParams,
+    flag,
+    flag_or_arguments,
+    function,
+    number,
+    one_of,
+    param,
+    whole,
 )
 
 

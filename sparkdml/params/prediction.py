@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sparkdml.params.accessible import AccessibleParams, param
-from sparkdml.params.converters import columns, function, one_of, text, whole
 from sparkdml.params.objects import to_columns, to_predict, to_thresholds
+from sparkdml.params.param import AccessibleParams, columns, function, one_of, param, text, whole
 
 
 class PredictionParams(AccessibleParams):

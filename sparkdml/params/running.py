@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sparkdml.observe.trackers import check_tracker
-from sparkdml.params.accessible import AccessibleParams, param
-from sparkdml.params.converters import flag, number, one_of, path, whole
 from sparkdml.params.objects import to_checkpoints
+from sparkdml.params.param import AccessibleParams, flag, number, one_of, param, path, whole
 
 _SECONDS = "a number of seconds above 0"
 

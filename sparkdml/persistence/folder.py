@@ -1,4 +1,12 @@
-"""Files of a saved model, on the driver's disk or on whatever file system Spark's Hadoop knows."""
+"""Files of a saved model, on the driver's disk or on whatever file system Spark's Hadoop knows.
+
+Files of a saved model where there is no Spark at all: a folder of this machine.
+
+Files of a saved model where there is no JVM: a Spark Connect client writes and reads by itself.
+
+A path without a scheme, or with `file:`, is on the client's own machine; other URLs are opened by
+fsspec. What is written is what a classic session writes, so that either can load it.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +14,106 @@ import io
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import pyspark
 from pyspark.ml.param import Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter
 from pyspark.ml.wrapper import JavaWrapper
 
-from sparkdml.errors import DataError
-from sparkdml.persistence.connect_folder import ConnectFolder
-from sparkdml.runtime.cluster import is_connect
+from sparkdml.errors import DataError, SetupError
+from sparkdml.runtime.driver.cluster import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The gateway to the JVM carries bytes as text in one message, which must fit into memory there.
+
+class ConnectFolder:
+    """The same to its users as `Folder`."""
+
+    def __init__(self, spark: Any, path: str) -> None:
+        import fsspec
+
+        self.path = path
+        self._spark = spark
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(path)
+        except (ImportError, ValueError, OSError) as error:
+            raise SetupError(
+                f"cannot save to or load from {path}: a Spark Connect session gives no access to "
+                f"Spark's file systems, and fsspec can't open it here ({error}). Use a path of "
+                "this machine, a URL that fsspec opens, or a classic session"
+            ) from error
+
+    def name_of(self, name: str) -> str:
+        """The full path of a file, for messages."""
+        return os.path.join(self.path, name)
+
+    def prepare(self, overwrite: bool) -> None:
+        """Remove what is there, or raise."""
+        if not self._fs.exists(self._root):
+            return
+        if not overwrite:
+            raise OSError(
+                f"Path {self.path} already exists. To overwrite it, use "
+                f'write().overwrite().save("{self.path}")'
+            )
+        self._fs.rm(self._root, recursive=True)
+
+    def write(self, name: str, content: bytes | Path) -> None:
+        """What is too large for the memory is given as a file of the client's."""
+        target = f"{self._root}/{name}"
+        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        source = content.open("rb") if isinstance(content, Path) else io.BytesIO(content)
+        with source, self._fs.open(target, "wb") as file:
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
+
+    def read(self, name: str) -> bytes:
+        content = io.BytesIO()
+        self._copy(name, content)
+        return content.getvalue()
+
+    def fetch(self, name: str, target: Path) -> None:
+        """A copy of the file at the client."""
+        with target.open("wb") as file:
+            self._copy(name, file)
+
+    def _copy(self, name: str, target: BinaryIO) -> None:
+        try:
+            with self._fs.open(f"{self._root}/{name}", "rb") as file:
+                shutil.copyfileobj(file, target, _CHUNK_BYTES)
+        except FileNotFoundError:
+            raise DataError(
+                f"{self.name_of(name)} is missing: this is no folder that sparkdml saved, or it "
+                "was copied or written only in part. Save the model again."
+            ) from None
+
+    def write_metadata(self, stage: Params) -> None:
+        text = DefaultParamsWriter._get_metadata_to_save(stage, self._spark)
+        self.write("metadata/part-00000", text.encode() + b"\n")
+        self.write("metadata/_SUCCESS", b"")
+
+    def read_metadata(self) -> dict[str, Any]:
+        names = sorted(self._fs.glob(f"{self._root}/metadata/part-*"))
+        if not names:
+            raise DataError(f"{self.path} has no metadata: it is no folder of a saved stage")
+        text = b"".join(self._fs.cat_file(name) for name in names).decode().strip()
+        metadata: dict[str, Any] = DefaultParamsReader._parseMetaData(text)
+        return metadata
+
+
+class PlainFolder(ConnectFolder):
+    """The same layout; Spark's version in the metadata is that of the installed package."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(SimpleNamespace(version=pyspark.__version__), path)
+
+
 _CHUNK_BYTES = 4 << 20
+
+
+# The gateway to the JVM carries bytes as text in one message, which must fit into memory there.
 
 
 class Folder:

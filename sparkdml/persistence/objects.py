@@ -7,6 +7,8 @@ folder whose name warns of it, which loads only when `allow_pickle` says so.
 from __future__ import annotations
 
 import hashlib
+import io
+import pickle
 import platform
 import re
 import warnings
@@ -21,15 +23,15 @@ from torch import Tensor, nn
 from sparkdml.errors import DataError, SetupError
 from sparkdml.inference.weights import LARGE_BYTES, Weights, file_digest, new_file
 from sparkdml.persistence.folder import AnyFolder
-from sparkdml.persistence.imports import NotPlain
 from sparkdml.persistence.permission import ALLOW_PICKLE_VARIABLE, is_pickle_allowed
-from sparkdml.persistence.references import decode_reference, encode_reference
+from sparkdml.persistence.references import NotPlain, decode_reference, encode_reference
 from sparkdml.persistence.skeleton import (
     decode_skeleton,
     encode_skeleton,
     plain_skeleton,
     put_together,
 )
+from sparkdml.recorded_names import current_module
 from sparkdml.training.job import encode_weights
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -216,13 +218,20 @@ class Decoder:
         if hashlib.sha256(content).hexdigest() != saved["sha256"]:
             raise DataError(f"{file} is not the file whose SHA-256 the reference of {name} has")
         try:
-            return cloudpickle.loads(content)
+            return _Unpickler(io.BytesIO(content)).load()
         except Exception as error:  # unpickling runs foreign code
             raise SetupError(
                 f"{name} can't be unpickled from {file}: {error!r}. It was saved by Python "
                 f"{saved['python']}; this is {platform.python_version()}, and pickled functions "
                 "need the same minor version and the modules that they use."
             ) from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds classes that have moved since the file was saved."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(current_module(module, name), name)
 
 
 def _file_name(name: str) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdml.errors import DataError, SetupError
 from sparkdml.inference.structure import Inseparable, allocate, make_skeleton
-from sparkdml.persistence.imports import NotPlain, import_object, import_path
+from sparkdml.persistence.references import NotPlain, import_object, import_path
 
 # torch keeps one list of allowed classes for the whole process.
 _SAFE_GLOBALS = threading.Lock()

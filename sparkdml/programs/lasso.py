@@ -21,10 +21,10 @@ from torch import Tensor
 
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.kvstore.matrix import MatrixTable
-from sparkdml.kvstore.store import KVStore
+from sparkdml.parameter_server.kvstore.store import KVStore
+from sparkdml.parameter_server.kvstore.tables import MatrixTable
 from sparkdml.programs.base import Program, run_program
-from sparkdml.programs.dealing import sum_over_ranks
+from sparkdml.programs.rows import sum_over_ranks
 from sparkdml.programs.scheduling import Floats, Ints, draw, independent
 
 UPDATE, LOOK = 0, 1  # kinds of a round: change coefficients, or see how far each would move

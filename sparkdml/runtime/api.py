@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.checkpoint.fingerprint import describe_data
-from sparkdml.checkpoint.run import open_run
 from sparkdml.errors import ParameterError
 from sparkdml.feed.columns import describe_columns
 from sparkdml.feed.feed import FeedPlan
-from sparkdml.observe.observers import Calls, Observer, Observers
-from sparkdml.observe.output_printer import OutputPrinter
-from sparkdml.observe.restart_warnings import RestartWarnings
-from sparkdml.runtime.cluster import find_cluster
-from sparkdml.runtime.context import Context
-from sparkdml.runtime.desk import Desk
-from sparkdml.runtime.driver import launch
-from sparkdml.runtime.jobs import is_rdd
-from sparkdml.runtime.plan import Options, Resources
+from sparkdml.observe.observers import Calls, Observer, Observers, OutputPrinter, RestartWarnings
+from sparkdml.runtime.driver.checkpointed_run import open_run
+from sparkdml.runtime.driver.cluster import find_cluster
+from sparkdml.runtime.driver.jobs import is_rdd
+from sparkdml.runtime.driver.launch import launch
+from sparkdml.runtime.protocol.plan import Options, Resources
+from sparkdml.runtime.protocol.service import Desk
+from sparkdml.runtime.worker.context import Context
 
 if TYPE_CHECKING:
     from pyspark import RDD

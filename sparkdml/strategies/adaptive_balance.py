@@ -19,9 +19,8 @@ from sparkdml.compression.base import Compression
 from sparkdml.errors import ParameterError
 from sparkdml.feed.agreement import check_any_full
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.pool import Pool
-from sparkdml.feed.shares import Piece, divide, hand_over, smooth
-from sparkdml.runtime.roles import Role
+from sparkdml.feed.shared_rows import Piece, Pool, divide, hand_over, smooth
+from sparkdml.runtime.protocol.roles import Role
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals

@@ -16,8 +16,8 @@ from sparkdml.comm.base import NATIVE, Communicator, Work
 from sparkdml.comm.topologies.opening import TOPOLOGIES
 from sparkdml.compression.base import Compression, Reducer, Uncompressed
 from sparkdml.errors import ParameterError
+from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.base import StepStrategy
-from sparkdml.strategies.wires import open_wire
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdml.errors import ParameterError
-from sparkdml.runtime.roles import Role
+from sparkdml.runtime.protocol.roles import Role
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding

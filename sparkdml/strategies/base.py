@@ -14,8 +14,8 @@ from sparkdml.checkpoint.state import State
 from sparkdml.comm.backends import BACKENDS
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.runtime.desk import Desk
-from sparkdml.runtime.roles import Role
+from sparkdml.runtime.protocol.roles import Role
+from sparkdml.runtime.protocol.service import Desk
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training

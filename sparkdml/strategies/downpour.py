@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from sparkdml.errors import ParameterError
-from sparkdml.server.client import WorkerClient
-from sparkdml.server.consistency import TAP
-from sparkdml.server.optimizers import Adagrad, Add, Updater
-from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.strategies.served_fetching import SUMS
-from sparkdml.strategies.served_progress import mark_of_step
-from sparkdml.strategies.served_training import ServedTraining
+from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.consistency import TAP
+from sparkdml.parameter_server.optimizers import Adagrad, Add, Updater
+from sparkdml.parameter_server.progress import mark_of_step
+from sparkdml.parameter_server.strategy import ParameterServer
+from sparkdml.parameter_server.worker import SUMS, ServedTraining
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 from sparkdml.training.training import Training

@@ -18,15 +18,15 @@ import torch
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import NonFiniteLoss, ParameterError
-from sparkdml.runtime.roles import Role
-from sparkdml.server.client import WorkerClient
-from sparkdml.server.consistency import TAP, Consistency
-from sparkdml.server.optimizers import Updater
+from sparkdml.parameter_server.arguments import updater_of
+from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.consistency import TAP, Consistency
+from sparkdml.parameter_server.optimizers import Updater
+from sparkdml.parameter_server.strategy import ParameterServer
+from sparkdml.runtime.protocol.roles import Role
+from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.allreduce import BACKENDS
 from sparkdml.strategies.layered_sgd import group_workers
-from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.strategies.updaters import updater_of
-from sparkdml.strategies.wires import open_wire
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
-from sparkdml.runtime.roles import Role
+from sparkdml.runtime.protocol.roles import Role
+from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.allreduce import BACKENDS
 from sparkdml.strategies.base import StepStrategy
-from sparkdml.strategies.wires import open_wire
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.totals import ROWS
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
-    from sparkdml.runtime.context import Context
+    from sparkdml.runtime.worker.context import Context
 
 ROOT = 0  # a group's communicator, in the group
 GOODBYE = -1.0  # rows that no step has: the workers are done

@@ -16,10 +16,7 @@ from importlib import import_module
 import pytest
 
 # Before they are imported, so that a failed assert shows its values.
-_MODULES = [
-    f"sparkdml.testing.{name}_checks"
-    for name in ("communicator", "reduction", "moving", "group", "message")
-]
+_MODULES = [f"sparkdml.testing.{name}_checks" for name in ("communicator", "collective", "message")]
 pytest.register_assert_rewrite(*_MODULES)
 
 from sparkdml.testing.communicator_checks import CHECKS, Check  # noqa: E402

@@ -13,7 +13,7 @@ from sparkdml.checkpoint.encoding import Stream, decode, take_apart
 from sparkdml.checkpoint.fingerprint import describe
 from sparkdml.checkpoint.manifest import Kind
 from sparkdml.checkpoint.state import State, merge
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 
 
 @dataclass

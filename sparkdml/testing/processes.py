@@ -20,10 +20,10 @@ from torch import nn
 
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import CommunicationError
-from sparkdml.runtime.desk import Desk, Peer
-from sparkdml.runtime.endpoint import Endpoint
-from sparkdml.runtime.link import is_effect
-from sparkdml.runtime.wire import Message, Wire
+from sparkdml.runtime.driver.control_server import Endpoint
+from sparkdml.runtime.protocol.connection import Message, Wire
+from sparkdml.runtime.protocol.service import Desk, Peer
+from sparkdml.runtime.worker.control_client import is_effect
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, Saved
 from sparkdml.testing.rank_processes import RankProcesses

@@ -15,8 +15,8 @@ from sparkdml.comm.base import Communicator, World
 from sparkdml.comm.single import SingleCommunicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
-from sparkdml.runtime.desk import Desk, GuestDesk, Peer
-from sparkdml.runtime.roles import Role
+from sparkdml.runtime.protocol.roles import Role
+from sparkdml.runtime.protocol.service import Desk, GuestDesk, Peer
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints

@@ -1,16 +1,30 @@
-"""A server group on threads of this process, with the real wire on loopback."""
+"""A server group on threads of this process, with the real wire on loopback.
+
+Workers on threads, each with a communicator and its end of a store on real servers.
+
+A server group on threads of this process: what its tasks do in Spark, without Spark.
+"""
 
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sparkdml.server.client import WorkerClient
-from sparkdml.server.config import ServerConfig
-from sparkdml.server.membership import Membership
-from sparkdml.server.node import ServerNode, serve
-from sparkdml.server.seal import JobKey
+from sparkdml.comm.base import Communicator
+from sparkdml.comm.threads import run_threads
+from sparkdml.parameter_server.application import Applications
+from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.consistency import TAP
+from sparkdml.parameter_server.kvstore.store import KVStore
+from sparkdml.parameter_server.membership import Membership
+from sparkdml.parameter_server.server.node import ServerNode, serve
+from sparkdml.parameter_server.server_task import host_servers
+from sparkdml.parameter_server.wire.seal import JobKey
+from sparkdml.runtime.protocol.service import Peer
+from sparkdml.runtime.worker.context import Context
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,3 +94,89 @@ class ServerCluster:
     def _stop_servers(self) -> None:
         for seat in list(self.nodes):
             self.stop_server(seat)
+
+
+Result = TypeVar("Result")
+
+
+def run_workers(
+    num_workers: int,
+    fn: Callable[[Communicator, KVStore], Result],
+    num_servers: int = 1,
+    timeout_seconds: float = 60.0,
+    **settings: Any,
+) -> list[Result]:
+    """Run `fn(comm, store)` in every worker; their results in rank order.
+
+    `settings` are those of `ServerConfig`; without a `consistency` nobody waits for anybody, as
+    suits programs that keep in step by their rounds.
+    """
+    settings = {"consistency": TAP(), **settings}
+    with ServerCluster(num_servers, num_workers, **settings) as cluster:
+
+        def work(comm: Communicator) -> Result:
+            with KVStore(cluster.client(comm.rank), num_workers) as store:
+                return fn(comm, store)
+
+        return run_threads(num_workers, work, timeout_seconds)
+
+
+JOIN_SECONDS = 20.0
+
+
+class ThreadedGroup:
+    """As `ServerGroup`, as far as a strategy sees it."""
+
+    def __init__(self, num_servers: int = 2) -> None:
+        self.num_servers = num_servers
+        self.applications = Applications(num_servers, b"of one group on threads")
+        self._tasks: dict[int, _Task] = {}
+
+    def start_server(self, rank: int, attempt: int = 0) -> None:
+        self._tasks[rank] = _Task(self.applications, Peer("server", rank, attempt, "127.0.0.1"))
+
+    def lose_server(self, rank: int) -> None:
+        """End one with all that it holds; the desk is told, as it would be of a lost task."""
+        self._tasks.pop(rank).end("lost")
+
+    def __enter__(self) -> Self:
+        for rank in range(self.num_servers):
+            self.start_server(rank)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.applications.end("the server group was closed")
+        for task in self._tasks.values():
+            task.end("done")
+
+
+class _Task:
+    """One attempt at one of the group's tasks."""
+
+    def __init__(self, desk: Applications, peer: Peer) -> None:
+        self._desk, self._peer, self._over = desk, peer, threading.Event()
+        desk.came(peer)
+        context = SimpleNamespace(
+            rank=peer.rank,
+            host=peer.host,
+            plan=SimpleNamespace(secret=desk.secret),
+            ask=self._ask,
+            wait_for_the_end=self._over.wait,
+        )
+        self._thread = threading.Thread(
+            target=host_servers, args=(cast(Context, context),), name="sparkdml-task", daemon=True
+        )
+        self._thread.start()
+
+    def _ask(self, what: str, **fields: Any) -> Any:
+        return self._desk.answer(self._peer, what, fields)
+
+    def end(self, outcome: str) -> None:
+        self._over.set()
+        self._thread.join(JOIN_SECONDS)
+        self._desk.went(self._peer, outcome)

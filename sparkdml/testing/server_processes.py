@@ -10,10 +10,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sparkdml.server.base import Ask
-from sparkdml.server.client import WorkerClient
-from sparkdml.server.config import ServerConfig
-from sparkdml.server.node import serve
+from sparkdml.parameter_server.client.base import Ask
+from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.server.node import serve
 from sparkdml.testing.server_cluster import ServerCluster
 
 PRELOADED = ["sparkdml.testing.server_processes"]

@@ -17,10 +17,10 @@ from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeaseReader
 from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read
-from sparkdml.feed.shares import Piece
+from sparkdml.feed.shared_rows import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
-from sparkdml.runtime.desk import Desk, Peer
-from sparkdml.runtime.roles import Role, job_roles, num_tasks, seat_in
+from sparkdml.runtime.protocol.roles import Role, job_roles, num_tasks, seat_in
+from sparkdml.runtime.protocol.service import Desk, Peer
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints, Saved
 from sparkdml.training.callbacks import Callback

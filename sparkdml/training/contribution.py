@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparkdml.errors import DataError
-from sparkdml.runtime.context import NO_ROWS
+from sparkdml.runtime.worker.context import NO_ROWS
 from sparkdml.training.totals import Totals
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import nn
 
 from sparkdml.checkpoint.encoding import Stream, take_apart
 from sparkdml.checkpoint.state import State
-from sparkdml.runtime.context import Context
+from sparkdml.runtime.worker.context import Context
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks.base import Callback
 from sparkdml.training.contribution import Contribution

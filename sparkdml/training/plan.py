@@ -1,4 +1,7 @@
-"""What the user wants to train, as it is shipped to the workers: one frozen thing."""
+"""What the user wants to train, as it is shipped to the workers: one frozen thing.
+
+How long to train, and on how many rows at once.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,19 @@ from sparkdml.training.objective import LossFunction
 if TYPE_CHECKING:
     from sparkdml.feed.batch import Batch
     from sparkdml.training.step_function import StepContext
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """As it is shipped to the workers."""
+
+    epochs: int
+    batch_size: int
+    accumulate: int = 1  # batches whose gradients are added up before a step
+    shuffle: bool = True
+    validates: bool = False
+    stop_at_step: int | None = None  # a replay ends there, in the middle of an epoch if need be
+
 
 OneModel = nn.Module | Callable[[], nn.Module]
 ModelSource = OneModel | Mapping[str, OneModel]

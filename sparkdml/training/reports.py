@@ -1,15 +1,40 @@
-"""What a worker tells of its training, now and then: how far it is, and where its time goes."""
+"""What a worker tells of its training, now and then: how far it is, and where its time goes.
+
+Where a worker's time goes: laps between the parts of a step, added up and told now and then.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
-
-from sparkdml.observe.step_clock import StepClock
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from sparkdml.runtime.context import Context
+    from sparkdml.runtime.worker.context import Context
     from sparkdml.training.epoch import Epoch
+
+
+Part = Literal["data", "compute", "communication", "checkpoint", "other"]
+PARTS: tuple[Part, ...] = ("data", "compute", "communication", "checkpoint", "other")
+
+
+class StepClock:
+    """A stopwatch that never stops: each lap belongs to what has just been done."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+        self._mark = time.perf_counter()
+
+    def lap(self, part: Part) -> None:
+        now = time.perf_counter()
+        self._seconds[part] += now - self._mark
+        self._mark = now
+
+    def take(self) -> dict[Part, float]:
+        """The seconds of each part since the last call."""
+        taken = self._seconds
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        return taken
+
 
 STEPS_SECONDS = 0.25  # between two words of rank 0 on how far the run is
 RANK_SECONDS = 1.0  # between two words of each rank on where its time went

@@ -10,7 +10,7 @@ import torch
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import CheckpointError
 from sparkdml.feed.position import owned
-from sparkdml.runtime.randomness import random_state, restore_random_state, seed_rank
+from sparkdml.feed.randomness import random_state, restore_random_state, seed_rank
 from sparkdml.training.epoch import Epoch
 
 if TYPE_CHECKING:

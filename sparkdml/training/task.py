@@ -15,6 +15,7 @@ from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.training.flat import FlatParams
 from sparkdml.training.flat_step import flat_step
 from sparkdml.training.forward import Forward as Forward
+from sparkdml.training.forward import LossScale
 from sparkdml.training.modules import build_module as build_module
 from sparkdml.training.modules import compile_module
 from sparkdml.training.optimizers import ONLY, Optimizers
@@ -22,7 +23,6 @@ from sparkdml.training.plan import Metric as Metric
 from sparkdml.training.plan import ModelSource as ModelSource
 from sparkdml.training.plan import OptimizerSource as OptimizerSource
 from sparkdml.training.plan import TaskPlan as TaskPlan
-from sparkdml.training.precision import LossScale
 from sparkdml.training.sync_batch_norm import BatchNormGroup
 from sparkdml.training.totals import VOTES, Sums
 from sparkdml.training.totals import Totals as Totals

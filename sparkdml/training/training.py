@@ -16,15 +16,14 @@ from sparkdml.checkpoint.fingerprint import describe
 from sparkdml.checkpoint.manifest import Kind
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.feed.position import nothing_read
-from sparkdml.observe.step_clock import StepClock
-from sparkdml.runtime.context import Context
-from sparkdml.runtime.randomness import seed_rank
+from sparkdml.feed.randomness import seed_rank
+from sparkdml.runtime.worker.context import Context
 from sparkdml.training.callbacks.base import Callback, overriding
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.epoch_row import make_row
-from sparkdml.training.reports import Reports
+from sparkdml.training.plan import Schedule as Schedule
+from sparkdml.training.reports import Reports, StepClock
 from sparkdml.training.run_state import frozen, load_state, take_state
-from sparkdml.training.schedule import Schedule as Schedule
 from sparkdml.training.step_function import StepContext
 from sparkdml.training.sync_batch_norm import BatchNormGroup
 from sparkdml.training.task import Task

@@ -15,7 +15,7 @@ from benchmarks.collectives import SUM_AIMS, continued_at_the_end, judge, parse,
 from benchmarks.measurement import Measurement
 from sparkdml.comm.backends import horovod_available
 from sparkdml.comm.base import World
-from sparkdml.comm.topologies import choice
+from sparkdml.comm.topologies import opening
 from sparkdml.testing.rank_processes import RankProcesses
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "collectives.py"
@@ -31,14 +31,14 @@ def test_the_aims_say_of_how_many_ranks() -> None:
 
 
 def test_the_command_behind_the_choice_measures_what_it_says() -> None:
-    assert choice.__doc__ is not None
-    found = re.search(r"python benchmarks/collectives\.py ([^`]*)`", choice.__doc__)
+    assert opening.__doc__ is not None
+    found = re.search(r"python benchmarks/collectives\.py ([^`]*)`", opening.__doc__)
     assert found is not None
     options = parse(shlex.split(found[1]))
-    assert options.ranks == list(choice.TREE_UP_TO_BYTES)
+    assert options.ranks == list(opening.TREE_UP_TO_BYTES)
     measured = [4 * size for size in options.sizes]
     assert measured == [4_000, 48_000, 400_000, 4_000_000, 40_000_000]
-    assert set(choice.TREE_UP_TO_BYTES.values()) <= set(measured)
+    assert set(opening.TREE_UP_TO_BYTES.values()) <= set(measured)
 
 
 def is_stopped(gang: RankProcesses) -> bool:

@@ -11,8 +11,8 @@ import torch
 from sparkdml.checkpoint.archive import Archive
 from sparkdml.checkpoint.checkpointer import Checkpointer, CheckpointPlan
 from sparkdml.checkpoint.committer import Committer
+from sparkdml.checkpoint.driver_lock import take_over, this_driver
 from sparkdml.checkpoint.keep import Keep
-from sparkdml.checkpoint.lease import take_over, this_driver
 from sparkdml.checkpoint.manifest import Submission
 from sparkdml.checkpoint.policy import parse_every
 from sparkdml.checkpoint.state import Entry
@@ -294,7 +294,7 @@ def test_a_driver_that_died_is_taken_over_and_a_living_one_is_not(url):
 
 def test_a_driver_on_another_host_is_judged_by_its_beats(url, monkeypatch):
     archive = Archive(LocalStore(url))
-    monkeypatch.setattr("sparkdml.checkpoint.lease.SILENT_SECONDS", 0.3)
+    monkeypatch.setattr("sparkdml.checkpoint.driver_lock.SILENT_SECONDS", 0.3)
     record = Submission(1, "start", None, 2, 0.0, driver="elsewhere/1/1.00")
     archive.record(record)
 

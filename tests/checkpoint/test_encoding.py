@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.checkpoint.encoding import Stream, decode, take_apart
-from sparkdml.checkpoint.snapshot import Staging
 from sparkdml.checkpoint.state import Entry, merge
+from sparkdml.checkpoint.writer import Staging
 from sparkdml.errors import CheckpointError
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.checkpoint import svg
-from sparkdml.checkpoint.lanes import round_unit
+from sparkdml.checkpoint.drawing import round_unit
 from sparkdml.checkpoint.lineage import Lineage
 from sparkdml.checkpoint.listing import SCREEN_LINES, metric, moment, size
 from sparkdml.checkpoint.manifest import Manifest, Part, Submission, checkpoint_id
+from sparkdml.observe import svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 START = 1_767_622_931.0

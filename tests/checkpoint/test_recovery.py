@@ -238,7 +238,7 @@ def test_data_that_is_not_deterministic_is_warned_of(rows, tmp_path):
 
 def leave_slots(monkeypatch, left):
     """Makes the driver see so many slots after the first submission."""
-    from sparkdml.runtime import preflight
+    from sparkdml.runtime.driver import preflight
 
     real = preflight.wait_for_replacements
 
@@ -383,7 +383,7 @@ def test_what_cant_be_saved_fails_at_step_0(rows, tmp_path):
 
 
 def test_a_place_that_is_not_shared_is_found_out_before_training(rows, tmp_path, monkeypatch):
-    from sparkdml.checkpoint import run as checkpoint_run
+    from sparkdml.runtime.driver import checkpointed_run as checkpoint_run
 
     monkeypatch.setattr(
         checkpoint_run.CheckpointedRun, "_write_probe", lambda self, name: None, raising=True
@@ -393,7 +393,7 @@ def test_a_place_that_is_not_shared_is_found_out_before_training(rows, tmp_path,
 
 
 def test_spools_on_other_disks_are_removed_by_tasks(spark, tmp_path):
-    from sparkdml.runtime.spools import Spools
+    from sparkdml.runtime.driver.spools import Spools
 
     spools = Spools()
     for rank in range(2):

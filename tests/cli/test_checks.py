@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdml.cli.checks import devices, horovod, java, machine, packages, workers
+from sparkdml.cli.checks import horovod, machine, software, workers
 from sparkdml.cli.checks.base import Check
 from sparkdml.cli.horovod_probe import HorovodProbe
 
@@ -28,7 +28,7 @@ JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (bu
     ],
 )
 def test_java_versions_are_read(output: str, version: int | None) -> None:
-    assert java.parse_java_version(output) == version
+    assert software.parse_java_version(output) == version
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_java_versions_are_read(output: str, version: int | None) -> None:
     ],
 )
 def test_java_is_judged(output: str | None, status: str) -> None:
-    check = java.judge_java(output, "/usr/bin/java")
+    check = software.judge_java(output, "/usr/bin/java")
     assert check.status == status
     assert ("openjdk-17-jre-headless" in check.fix) == (status != "ok")
 
 
 def test_java_home_wins_over_the_path_and_is_named_when_wrong(tmp_path: Path) -> None:
-    check = java.check_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    check = software.check_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert check.status == "FAIL"
     assert str(tmp_path) in check.found
     assert "JAVA_HOME" in check.fix
@@ -59,7 +59,7 @@ def test_a_fake_old_java_on_the_path_is_found_out(tmp_path: Path) -> None:
     fake = tmp_path / "java"
     fake.write_text("#!/bin/sh\necho 'openjdk version \"11.0.20\"' >&2\n")
     fake.chmod(0o755)
-    check = java.check_java({"PATH": str(tmp_path)})
+    check = software.check_java({"PATH": str(tmp_path)})
     assert check.status == "FAIL"
     assert "needs 17 or 21" in check.found
 
@@ -69,20 +69,20 @@ def test_a_fake_old_java_on_the_path_is_found_out(tmp_path: Path) -> None:
     [("4.3.0", "ok"), ("4.1.1", "ok"), ("4.9.0", "warn"), ("3.5.1", "FAIL"), ("5.0.0", "FAIL")],
 )
 def test_spark_versions(version: str, status: str) -> None:
-    assert packages.judge_pyspark(version).status == status
+    assert software.judge_pyspark(version).status == status
 
 
 def test_missing_packages_fail_or_warn() -> None:
-    assert packages.judge_pyspark(None).status == "FAIL"
-    assert packages.judge_torch(None, None).status == "FAIL"
-    assert packages.judge_pandas(None).status == "warn"
+    assert software.judge_pyspark(None).status == "FAIL"
+    assert software.judge_torch(None, None).status == "FAIL"
+    assert software.judge_pandas(None).status == "warn"
 
 
 def test_pandas_3_and_an_old_torch_fail() -> None:
-    assert packages.judge_pandas("3.0.1").status == "FAIL"
-    assert packages.judge_pandas("2.3.3").status == "ok"
-    assert packages.judge_torch("2.3.1", None).status == "FAIL"
-    assert "CUDA 12.8" in packages.judge_torch("2.13.0+cu128", "12.8").found
+    assert software.judge_pandas("3.0.1").status == "FAIL"
+    assert software.judge_pandas("2.3.3").status == "ok"
+    assert software.judge_torch("2.3.1", None).status == "FAIL"
+    assert "CUDA 12.8" in software.judge_torch("2.13.0+cu128", "12.8").found
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_pandas_3_and_an_old_torch_fail() -> None:
 def test_gpus(
     names: list[str], torch_count: int, cuda: str | None, amount: str | None, status: str
 ) -> None:
-    assert devices.judge_gpus(names, torch_count, cuda, amount).status == status
+    assert machine.judge_gpus(names, torch_count, cuda, amount).status == status
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from sparkdml.cli import bench, demo, doctor
 from sparkdml.cli.checks.base import Check
-from sparkdml.cli.confusion import as_text, count_confusions
+from sparkdml.cli.demo import as_text, count_confusions
 from sparkdml.cli.main import main
 from sparkdml.cli.terminal import paint
 from sparkdml.errors import SetupError
@@ -159,7 +159,7 @@ def test_the_wheel_needs_no_build_step(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"sparkdml/py.typed", "sparkdml/cli/main.py", "sparkdml/cli/checks/java.py"} <= set(
+    assert {"sparkdml/py.typed", "sparkdml/cli/main.py", "sparkdml/cli/checks/software.py"} <= set(
         names
     )
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]

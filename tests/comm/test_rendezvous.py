@@ -15,9 +15,8 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from sparkdml.comm import key_value_server
-from sparkdml.comm.key_value_server import KeyValueServer
-from sparkdml.comm.rendezvous import Rendezvous
+from sparkdml.comm import rendezvous
+from sparkdml.comm.rendezvous import KeyValueServer, Rendezvous
 from sparkdml.errors import ParameterError, SetupError
 from sparkdml.testing.waiting import wait_until
 
@@ -67,7 +66,7 @@ def test_scopes_are_apart(server: KeyValueServer) -> None:
 def test_a_get_waits_a_little_for_its_key(
     server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_value_server, "HOLD_SECONDS", 60.0)  # it answers long before
+    monkeypatch.setattr(rendezvous, "HOLD_SECONDS", 60.0)  # it answers long before
     later = threading.Timer(0.05, ask, (server, "PUT", "/s/late", b"here"))
     later.start()
     assert ask(server, "GET", "/s/late") == (200, b"here")
@@ -97,7 +96,7 @@ def test_bad_requests_are_refused(
 def test_the_number_of_entries_is_bounded(
     server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_value_server, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(rendezvous, "MAX_ENTRIES", 2)
     assert ask(server, "PUT", "/s/0", b"a")[0] == 200
     assert ask(server, "PUT", "/s/1", b"a")[0] == 200
     assert ask(server, "PUT", "/s/2", b"a")[0] == 507
@@ -109,7 +108,7 @@ def test_the_number_of_entries_is_bounded(
 def test_the_sum_of_all_values_is_bounded(
     server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_value_server, "MAX_TOTAL_BYTES", 10)
+    monkeypatch.setattr(rendezvous, "MAX_TOTAL_BYTES", 10)
     assert ask(server, "PUT", "/s/0", b"a" * 8)[0] == 200
     assert ask(server, "PUT", "/s/1", b"a" * 3)[0] == 507
     assert ask(server, "PUT", "/s/0", b"a" * 10)[0] == 200
@@ -118,7 +117,7 @@ def test_the_sum_of_all_values_is_bounded(
 
 
 def test_a_silent_client_is_dropped_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_value_server, "REQUEST_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "REQUEST_TIMEOUT_SECONDS", 0.2)
     with (
         KeyValueServer("127.0.0.1") as server,
         socket.create_connection((server.host, server.port), timeout=5) as silent,
@@ -129,7 +128,7 @@ def test_a_silent_client_is_dropped_and_holds_up_nobody(monkeypatch: pytest.Monk
 
 
 def test_too_many_connections_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_value_server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(rendezvous, "MAX_CONNECTIONS", 1)
     with (
         KeyValueServer("127.0.0.1") as server,
         socket.create_connection((server.host, server.port), timeout=5) as first,

@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.comm.base import Communicator, ReduceOp
-from sparkdml.comm.reductions import reduce_in_rank_order
+from sparkdml.comm.base import Communicator, ReduceOp, reduce_in_rank_order
 from sparkdml.comm.shared_memory import exchange
 from sparkdml.comm.shared_memory.communicator import SharedMemoryCommunicator
 from sparkdml.comm.shared_memory.exchange import CHUNK_BYTES, PARTS_BYTES, Exchange

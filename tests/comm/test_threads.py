@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparkdml.comm.base import Communicator
+from sparkdml.comm.base import Communicator, members, reduce_in_rank_order
 from sparkdml.comm.layout import Layout, to_words
-from sparkdml.comm.reductions import reduce_in_rank_order
-from sparkdml.comm.splitting import members
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError, ParameterError
 

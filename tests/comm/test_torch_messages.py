@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from sparkdml.comm.base import Communicator
-from sparkdml.comm.message_watch import THREAD_NAME
+from sparkdml.comm.torch_work import THREAD_NAME
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.waiting import wait_until
 
 
 def receive_into_marked_tensors(comm: Communicator, from_anyone: bool) -> list[bool]:
-    from sparkdml.testing.communicator_checks import marked_tensors  # the contract imports it first
+    from sparkdml.testing.communicator_checks import (
+        marked_tensors,  # the contract imports it first
+    )
 
     messages = comm.point_to_point
     assert messages is not None

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from small_comparison import make_estimator, make_rows
 
 import sparkdml as dml
-from sparkdml.comparison.compare import SINGLE, compare
-from sparkdml.comparison.outcome import Outcome, distance, on_frontier
-from sparkdml.comparison.result import Comparison
-from sparkdml.comparison.tally import Tally
+from sparkdml.comparison.compare import SINGLE, Tally, compare
+from sparkdml.comparison.result import Comparison, Outcome, distance, on_frontier
 from sparkdml.training.totals import NUM_FIXED_STATS
 
 costs = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=8)

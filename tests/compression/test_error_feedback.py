@@ -18,7 +18,7 @@ from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import digits_plan, make_reader
 from sparkdml.training.flat import FlatParams
 from sparkdml.training.job import TrainingJob
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 from sparkdml.training.totals import ROWS
 
 SCHEMES = [OneBit(), TopK(0.05), PowerSGD(1)]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sparkdml.comm.reductions import reduce_in_rank_order
+from sparkdml.comm.base import reduce_in_rank_order
 from sparkdml.comm.threads import run_threads
 from sparkdml.compression import one_bit
 from sparkdml.compression.base import Uncompressed

@@ -15,7 +15,7 @@ from sparkdml.testing.digits import cut, digits, digits_plan, make_reader
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.flat import FlatParams
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 
 SMALL, LARGE = 600, 1 << 20
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import sparkdml as dml
-from sparkdml.runtime.cluster import connect
+from sparkdml.runtime.driver.cluster import connect
 
 
 def regression(spark, num_rows=200):

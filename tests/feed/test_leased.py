@@ -11,10 +11,10 @@ import pytest
 from sparkdml.errors import CommunicationError
 from sparkdml.feed import leased
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.lease_desk import LeaseDesk
 from sparkdml.feed.leased import LeaseReader, SpoolSource
 from sparkdml.feed.shared_rows import SharedRows
-from sparkdml.runtime.desk import Peer
+from sparkdml.runtime.driver.leases import LeaseDesk
+from sparkdml.runtime.protocol.service import Peer
 
 
 class Worker:

@@ -10,7 +10,7 @@ import pytest
 
 import sparkdml as dml
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.ragged_array import RaggedArray
+from sparkdml.feed.ragged import RaggedArray
 
 MB = 1 << 20
 

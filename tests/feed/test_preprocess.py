@@ -14,7 +14,7 @@ from sparkdml.errors import DataError
 from sparkdml.feed.arrow import HASH_COLUMN, read_arrow
 from sparkdml.feed.columns import Column
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.prepare import prepare
+from sparkdml.feed.preprocess import prepare
 from sparkdml.feed.ragged import Ragged
 
 INPUTS = (Column("id", "scalar", "int64"), Column("text", "other", "object"))

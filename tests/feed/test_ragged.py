@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as hnp
 import sparkdml as dml
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.ragged import Ragged
-from sparkdml.feed.ragged_array import RaggedArray
+from sparkdml.feed.ragged import Ragged, RaggedArray
 
 row_lengths = st.lists(st.integers(0, 6), max_size=30)
 

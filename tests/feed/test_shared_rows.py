@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, ParameterError
-from sparkdml.feed import row_wire
+from sparkdml.feed import shared_spool
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.ragged_array import RaggedArray
-from sparkdml.feed.row_wire import RemoteRows, RowServer
+from sparkdml.feed.ragged import RaggedArray
 from sparkdml.feed.shared_rows import SharedRows
-from sparkdml.feed.shared_spool import open_here
+from sparkdml.feed.shared_spool import RemoteRows, RowServer, open_here
 
 
 def make_feed(folder, num_rows, seed=0, **plan):
@@ -129,7 +128,7 @@ def is_closed(connection):
 
 
 def test_strangers_and_bad_questions_are_turned_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_wire, "HELLO_SECONDS", 2.0)
+    monkeypatch.setattr(shared_spool, "HELLO_SECONDS", 2.0)
     feed = make_feed(tmp_path, 20)
     shared = SharedRows(feed, 0, "key")
     server = RowServer(feed.training_spool, "127.0.0.1", "key")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.feed.shares import SMALLEST_SHARE, divide, hand_over, smooth
+from sparkdml.feed.shared_rows import SMALLEST_SHARE, divide, hand_over, smooth
 
 speeds = st.lists(st.floats(0.01, 100), min_size=1, max_size=8)
 

@@ -3,9 +3,9 @@
 from contextlib import closing
 
 from sparkdml.history import History
-from sparkdml.observe.evaluations import Evaluations
+from sparkdml.observe.observers import Evaluations
 from sparkdml.observe.progress import Progress
-from sparkdml.observe.tracker_observer import TrackerObserver
+from sparkdml.observe.trackers import TrackerObserver
 
 
 def measured(step, loss):

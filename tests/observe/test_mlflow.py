@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from sparkdml.errors import SparkDMLError
-from sparkdml.observe.tracker_observer import TrackerObserver
-from sparkdml.observe.trackers import MLflow, find_experiment
+from sparkdml.observe.trackers import MLflow, TrackerObserver, find_experiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

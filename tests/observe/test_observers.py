@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from sparkdml.observe.observers import Calls, Observers
-from sparkdml.observe.step_clock import PARTS, StepClock
-from sparkdml.observe.watching import watched
+from sparkdml.observe.observers import Calls, Observers, watched
+from sparkdml.training.reports import PARTS, StepClock
 
 
 class Records:

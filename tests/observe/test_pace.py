@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkdml.observe.pace import WINDOW_SECONDS, Pace, clock, short
+from sparkdml.observe.progress import WINDOW_SECONDS, Pace, clock, short
 
 
 def test_the_rate_goes_over_the_end_of_an_epoch():

@@ -8,8 +8,7 @@ import pytest
 from sparkdml.errors import ParameterError
 from sparkdml.observe import progress as progress_module
 from sparkdml.observe.progress import Progress, fitting
-from sparkdml.observe.rank_summary import describe_ranks
-from sparkdml.observe.stragglers import Times
+from sparkdml.observe.stragglers import Times, describe_ranks
 
 ROW = {
     "epoch": 1.0,

@@ -7,10 +7,15 @@ import time
 import pytest
 
 from sparkdml.errors import ParameterError, SetupError, SparkDMLError
-from sparkdml.observe import tracker_observer
+from sparkdml.observe import trackers
 from sparkdml.observe.observers import Observers
-from sparkdml.observe.tracker_observer import TrackerObserver
-from sparkdml.observe.trackers import MLflow, TensorBoard, check_tracker, mlflow_name
+from sparkdml.observe.trackers import (
+    MLflow,
+    TensorBoard,
+    TrackerObserver,
+    check_tracker,
+    mlflow_name,
+)
 
 ROW = {"epoch": 1.0, "loss": 0.25, "rows": 100.0, "steps": 4.0, "rows_per_second": 50.0}
 
@@ -126,8 +131,8 @@ def test_an_error_at_the_very_end_is_told():
 
 
 def test_a_tracker_that_hangs_holds_up_nobody(monkeypatch):
-    monkeypatch.setattr(tracker_observer, "CLOSE_SECONDS", 0.2)
-    monkeypatch.setattr(tracker_observer, "MAX_WAITING", 5)
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(trackers, "MAX_WAITING", 5)
     released = threading.Event()
 
     class Hanging(Mine):
@@ -145,7 +150,7 @@ def test_a_tracker_that_hangs_holds_up_nobody(monkeypatch):
 
 
 def test_a_slow_tracker_loses_the_oldest_and_says_so(monkeypatch):
-    monkeypatch.setattr(tracker_observer, "MAX_WAITING", 5)
+    monkeypatch.setattr(trackers, "MAX_WAITING", 5)
     begun, released = threading.Event(), threading.Event()
 
     class Slow(Mine):

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdml.observe.ui_batch import (
+from sparkdml.observe.spark_ui import (
     MOST_EVENTS,
     MOST_LOGS,
     MOST_LOSSES,

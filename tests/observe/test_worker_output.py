@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sparkdml.observe import worker_output
-from sparkdml.observe.output_printer import OutputPrinter
+from sparkdml.observe.observers import OutputPrinter
 from sparkdml.observe.worker_output import MAX_LINE_CHARACTERS, WorkerOutput
 from sparkdml.testing.waiting import wait_until
 

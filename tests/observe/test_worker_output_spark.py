@@ -8,7 +8,7 @@ import pytest
 
 import sparkdml as dml
 from sparkdml.errors import WorkerError
-from sparkdml.observe.output_printer import OutputPrinter
+from sparkdml.observe.observers import OutputPrinter
 from sparkdml.observe.worker_output import WorkerOutput
 
 pytestmark = pytest.mark.spark

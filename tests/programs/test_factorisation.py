@@ -6,16 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.programs.factorisation import (
-    ITEMS,
-    USERS,
-    begin,
-    factorise,
-    predict,
-    sgd_batch,
-)
+from sparkdml.programs.factorisation import ITEMS, USERS, begin, factorise, predict, sgd_batch
 from sparkdml.programs.scheduling import disjoint_batches, rotate, rows_of_block
-from sparkdml.testing.stores import run_workers
+from sparkdml.testing.server_cluster import run_workers
 
 SHAPE = (40, 30)
 

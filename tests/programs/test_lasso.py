@@ -5,10 +5,10 @@ import pytest
 from sklearn.linear_model import Lasso as Reference
 
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.kvstore.matrix import MatrixTable
+from sparkdml.parameter_server.kvstore.tables import MatrixTable
 from sparkdml.programs.base import run_program
 from sparkdml.programs.lasso import Lasso, best_value, fit_lasso
-from sparkdml.testing.stores import run_workers
+from sparkdml.testing.server_cluster import run_workers
 
 
 def make_rows(num_rows=240, num_columns=120, seed=0):

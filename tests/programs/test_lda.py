@@ -10,9 +10,15 @@ import pytest
 from sklearn.decomposition import LatentDirichletAllocation
 
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.programs.lda import fit_lda, sample_batch, topic_words
-from sparkdml.programs.perplexity import completion_perplexity, fit_mixtures, split_documents
-from sparkdml.testing.stores import run_workers
+from sparkdml.programs.lda import (
+    completion_perplexity,
+    fit_lda,
+    fit_mixtures,
+    sample_batch,
+    split_documents,
+    topic_words,
+)
+from sparkdml.testing.server_cluster import run_workers
 
 TOPICS, WORDS = 10, 120
 

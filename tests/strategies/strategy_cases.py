@@ -12,24 +12,24 @@ from sparkdml.compression.half import BF16, FP16
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.compression.top_k import TopK
-from sparkdml.server.consistency import BSP
-from sparkdml.server.optimizers import SGD
-from sparkdml.strategies.ad_psgd import ADPSGD
+from sparkdml.parameter_server.consistency import BSP
+from sparkdml.parameter_server.optimizers import SGD
+from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.strategies.adaptive_balance import AdaptiveBalance
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.strategies.backup_workers import BackupWorkers
-from sparkdml.strategies.block_momentum import BlockMomentum
+from sparkdml.strategies.backup_workers.strategy import BackupWorkers
+from sparkdml.strategies.decentralized.ad_psgd import ADPSGD
+from sparkdml.strategies.decentralized.gossip import Gossip
 from sparkdml.strategies.downpour import Downpour
-from sparkdml.strategies.easgd import EASGD
-from sparkdml.strategies.gossip import Gossip
-from sparkdml.strategies.hogwild import Hogwild
 from sparkdml.strategies.hybrid import Hybrid
 from sparkdml.strategies.layered_sgd import LayeredSGD
-from sparkdml.strategies.lbfgs import LBFGS
-from sparkdml.strategies.local_sgd import LocalSGD
-from sparkdml.strategies.newton_cg import NewtonCG
-from sparkdml.strategies.parameter_server import ParameterServer
-from sparkdml.strategies.slow_mo import SlowMo
+from sparkdml.strategies.local.block_momentum import BlockMomentum
+from sparkdml.strategies.local.easgd import EASGD
+from sparkdml.strategies.local.hogwild import Hogwild
+from sparkdml.strategies.local.local_sgd import LocalSGD
+from sparkdml.strategies.local.slow_mo import SlowMo
+from sparkdml.strategies.second_order.lbfgs import LBFGS
+from sparkdml.strategies.second_order.newton_cg import NewtonCG
 from sparkdml.testing.digits import cut, digits, digits_plan, loss_of, make_normed_reader
 from sparkdml.testing.faults import FailsAt, Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints

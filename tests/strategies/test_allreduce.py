@@ -12,7 +12,7 @@ from sparkdml.comm.topologies.opening import TOPOLOGIES, open_topology
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.top_k import TopK
 from sparkdml.errors import NonFiniteLoss, ParameterError
-from sparkdml.strategies import wires
+from sparkdml.runtime.worker import tracing
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import combined_batches, cut
 from sparkdml.testing.threads import train_alone, train_on_threads
@@ -255,7 +255,7 @@ def test_an_exchange_of_its_own_opens_no_other_topology(compression, monkeypatch
         opened.append(name)
         return open_topology(name, comm)
 
-    monkeypatch.setattr(wires, "open_topology", open_and_note)
+    monkeypatch.setattr(tracing, "open_topology", open_and_note)
     train_on_threads(
         lambda: AllReduce(compression=compression),
         make_plan(),

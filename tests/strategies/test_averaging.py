@@ -12,7 +12,7 @@ from torch import nn
 import sparkdml as dml
 from sparkdml.comm.single import SingleCommunicator
 from sparkdml.errors import DataError, NonFiniteLoss
-from sparkdml.runtime.roles import num_slots
+from sparkdml.runtime.protocol.roles import num_slots
 from sparkdml.strategies.averaging import Averaging
 from sparkdml.testing.digits import (
     combined_batches,

@@ -16,13 +16,7 @@ import pytest
 from sparkdml.comm.backends import why_no_horovod
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.processes import ProcessTrainer
-from sparkdml.testing.strategy_contract import (
-    BATCH,
-    Case,
-    StrategyContract,
-    assert_alike,
-    slowly,
-)
+from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, assert_alike, slowly
 from sparkdml.testing.threads import Rows, train_on_threads
 from sparkdml.training.training import Schedule
 

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from sparkdml.testing.objectives import (
+from sparkdml.testing.models import (
     NUM_NOISE,
     gan_losses,
     gan_step,

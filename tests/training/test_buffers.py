@@ -10,8 +10,8 @@ from sparkdml.comm.threads import run_threads
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.buffers import merge_buffers
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.epoch_row import merge_buffers
+from sparkdml.training.plan import Schedule
 
 
 class Holder(nn.Module):

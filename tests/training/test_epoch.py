@@ -11,7 +11,7 @@ from sparkdml.testing.faults import FailsAt, Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.models import RecordsRows, WritesRows
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 
 
 def make_recorder():

@@ -12,7 +12,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.metric_objects import MetricObjects
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 
 torchmetrics = pytest.importorskip("torchmetrics")
 

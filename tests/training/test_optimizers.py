@@ -12,7 +12,7 @@ from torch import nn
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.testing.objectives import autoencoder_step
+from sparkdml.testing.models import autoencoder_step
 from sparkdml.training.callbacks import (
     BestModel,
     EarlyStopping,

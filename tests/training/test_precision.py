@@ -12,9 +12,9 @@ from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.threads import train_on_threads
+from sparkdml.training.forward import GROWTH_INTERVAL, LossScale
 from sparkdml.training.modules import check_compile_options
-from sparkdml.training.precision import GROWTH_INTERVAL, LossScale
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import Task
 
 sys.path.insert(0, str(Path(__file__).parent))

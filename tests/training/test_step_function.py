@@ -9,14 +9,14 @@ from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.testing.objectives import (
+from sparkdml.testing.models import (
     alternating_step,
     autoencoder_step,
     contrastive_step,
     make_autoencoder,
 )
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from objectives import cut, gan_plan, interleave, make_plan, make_points, train_gan_alone

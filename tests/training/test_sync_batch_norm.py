@@ -12,7 +12,7 @@ from torch import nn
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.threads import train_alone, train_on_threads
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 from sparkdml.training.sync_batch_norm import check_batch_norms
 
 sys.path.insert(0, str(Path(__file__).parent))

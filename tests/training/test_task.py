@@ -8,7 +8,7 @@ from sparkdml.feed.batch import Batch
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import digits, digits_plan, make_normed_reader
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import Task
 
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.testing.objectives import autoencoder_step, make_autoencoder
+from sparkdml.testing.models import autoencoder_step, make_autoencoder
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.objective import Objective
-from sparkdml.training.schedule import Schedule
+from sparkdml.training.plan import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from objectives import cut, interleave, make_plan

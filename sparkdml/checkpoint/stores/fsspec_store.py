@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdml.checkpoint.stores.base import Buffer
-from sparkdml.checkpoint.stores.names import (
+from sparkdml.checkpoint.stores.base import (
+    Buffer,
     check_name,
     folder_of_prefix,
     is_leftover_of,

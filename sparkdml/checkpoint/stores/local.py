@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkdml.checkpoint.stores.base import Buffer
-from sparkdml.checkpoint.stores.names import (
+from sparkdml.checkpoint.stores.base import (
+    Buffer,
     check_name,
     folder_of_prefix,
     is_leftover_of,

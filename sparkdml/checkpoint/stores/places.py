@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.stores.base import Place, Store
 from sparkdml.checkpoint.stores.fsspec_store import FsspecPlace
-from sparkdml.checkpoint.stores.hadoop import HadoopStore
-from sparkdml.checkpoint.stores.jvm import Jvm
+from sparkdml.checkpoint.stores.hadoop import HadoopStore, Jvm
 from sparkdml.checkpoint.stores.local import LocalPlace, path_of
 from sparkdml.checkpoint.stores.relay import RelayPlace
 from sparkdml.checkpoint.stores.relay_server import RelayServer

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from sparkdml.checkpoint.stores.base import Store
-from sparkdml.checkpoint.stores.relay_wire import Connection, Line
+from sparkdml.checkpoint.stores.relay import Connection, Line
 from sparkdml.checkpoint.stores.retrying import is_transient
 
 logger = logging.getLogger(__name__)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sparkdml.comm.base import Communicator, ReduceOp
+from sparkdml.comm.base import IN_PLACE, Communicator, ReduceOp
 from sparkdml.comm.in_order import InOrderOnThread
 from sparkdml.comm.own_allreduce import OwnAllreduce
-from sparkdml.comm.reductions import IN_PLACE
 from sparkdml.comm.shared_memory.exchange import DTYPES
 from sparkdml.comm.topologies.base import Topology
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdml.errors import ParameterError
 from sparkdml.training.callbacks.base import Callback, RunFacts
-from sparkdml.training.callbacks.best import Best, check_mode
+from sparkdml.training.callbacks.best_model import Best, check_mode
 
 if TYPE_CHECKING:
     from sparkdml.training.training import Training

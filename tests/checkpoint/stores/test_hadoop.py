@@ -81,7 +81,7 @@ def test_a_failed_rename_leaves_nothing_behind(hdfs: str, spark: SparkSession) -
 
 
 def test_what_a_killed_writer_left_goes_with_the_object(hdfs: str, spark: SparkSession) -> None:
-    from sparkdml.checkpoint.stores.names import temporary_name
+    from sparkdml.checkpoint.stores.base import temporary_name
 
     store = HadoopStore(spark, f"{hdfs}/{uuid.uuid4().hex}")
     store._fs.create(store._path(temporary_name("a/state"))).close()

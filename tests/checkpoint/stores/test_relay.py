@@ -19,9 +19,8 @@ import pytest
 from sparkdml.checkpoint.stores.base import Buffer
 from sparkdml.checkpoint.stores.hadoop import HadoopStore
 from sparkdml.checkpoint.stores.local import LocalStore
-from sparkdml.checkpoint.stores.relay import RelayPlace, RelayStore
+from sparkdml.checkpoint.stores.relay import MAX_LINE_BYTES, RelayPlace, RelayStore
 from sparkdml.checkpoint.stores.relay_server import RelayServer
-from sparkdml.checkpoint.stores.relay_wire import MAX_LINE_BYTES
 from sparkdml.errors import StoreError
 from sparkdml.testing.store_contract import FailingChunks, OpenStore, StoreContract
 from sparkdml.testing.waiting import wait_until

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from sparkdml.comm.backends import why_no_horovod
-from sparkdml.comm.base import Communicator
-from sparkdml.comm.reductions import reduce_in_rank_order
+from sparkdml.comm.base import Communicator, reduce_in_rank_order
 from sparkdml.comm.shared_memory import hosts
 from sparkdml.comm.shared_memory.segment import Offer, Segment
 from sparkdml.comm.topologies.communicator import THREAD_NAME

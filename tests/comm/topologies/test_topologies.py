@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.comm.reductions import IN_PLACE, reduce_in_rank_order
+from sparkdml.comm.base import IN_PLACE, reduce_in_rank_order
 from sparkdml.comm.threads import run_threads
 from sparkdml.comm.topologies import tree as tree_module
-from sparkdml.comm.topologies.double_tree import double_tree, parents, places
-from sparkdml.comm.topologies.halving_doubling import halving_doubling
-from sparkdml.comm.topologies.ring import ring
+from sparkdml.comm.topologies.classic.double_tree import double_tree, parents, places
+from sparkdml.comm.topologies.classic.halving_doubling import halving_doubling
+from sparkdml.comm.topologies.classic.ring import ring
 from sparkdml.comm.topologies.tree import binomial, tree
 
 TOPOLOGIES = {"ring": ring, "tree": tree, "double": double_tree, "halving": halving_doubling}

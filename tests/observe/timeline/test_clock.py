@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.observe.timeline.clock import SPREAD_NS, AlignedClock
+from sparkdml.observe.timeline.recorder import SPREAD_NS, AlignedClock
 
 AHEAD_NS = 1_700_000_000_000_000_000
 

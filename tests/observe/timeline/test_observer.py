@@ -16,10 +16,9 @@ import pytest
 
 from sparkdml.errors import ParameterError
 from sparkdml.observe.observers import Observers
-from sparkdml.observe.timeline import observer as observer_module
-from sparkdml.observe.timeline.observer import Timeline
-from sparkdml.observe.timeline.schema import find_faults
-from sparkdml.observe.timeline.trace_file import read_trace, write_trace
+from sparkdml.observe.timeline import trace as observer_module
+from sparkdml.observe.timeline.trace import Timeline
+from sparkdml.observe.timeline.trace_file import find_faults, read_trace, write_trace
 from sparkdml.observe.timeline.tracks import TRAINING
 from sparkdml.testing.waiting import wait_until
 
@@ -75,7 +74,7 @@ def test_a_killed_driver_leaves_a_valid_trace(tmp_path: Path, pause: float) -> N
     script = textwrap.dedent(
         f"""
         import sys, time
-        from sparkdml.observe.timeline.observer import Timeline
+        from sparkdml.observe.timeline.trace import Timeline
         timeline = Timeline({str(path)!r}, write_seconds=0.001)
         step = 0
         print("ready", flush=True)

@@ -12,7 +12,7 @@ import pytest
 from sparkdml.observe.timeline import recorder as recorder_module
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans, SpanRecorder
 from sparkdml.observe.timeline.tracks import CHECKPOINT_WRITER, TRAINING
-from sparkdml.runtime.wire import MAX_LINE_BYTES
+from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES
 from sparkdml.testing.waiting import wait_until
 
 LAPS = ("feed wait", "forward", "backward", "communication", "optimizer")

@@ -15,8 +15,8 @@ import sparkdml as dml
 from sparkdml.comm.backends import horovod_available
 from sparkdml.errors import WorkerLost
 from sparkdml.observe.observers import Observers
-from sparkdml.observe.timeline.observer import Timeline
-from sparkdml.observe.timeline.schema import find_faults
+from sparkdml.observe.timeline.trace import Timeline
+from sparkdml.observe.timeline.trace_file import find_faults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ def work(ctx: Any, num_steps: int, killed_after: int | None) -> None:
     """Some steps of a loop that is traced by hand."""
     import torch
 
-    from sparkdml.observe.timeline.tracing import open_traced, start_recorder
+    from sparkdml.runtime.worker.tracing import open_traced, start_recorder
 
     spans = start_recorder(ctx.world, ctx._link)
     with open_traced(spans, ctx.plan.backend, ctx.world) as comm:

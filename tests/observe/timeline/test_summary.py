@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sparkdml.cli.main import main
-from sparkdml.observe.timeline.advice import ADVICE, as_text
-from sparkdml.observe.timeline.summary import Summary, summarize
+from sparkdml.observe.timeline.summary import ADVICE, Summary, as_text, summarize
 from sparkdml.observe.timeline.trace import Trace
 from sparkdml.observe.timeline.trace_file import write_trace
 from sparkdml.observe.timeline.tracks import TRAINING

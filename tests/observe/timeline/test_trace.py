@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.observe.timeline.schema import find_faults
-from sparkdml.observe.timeline.thinned import ThinnedEvents
-from sparkdml.observe.timeline.trace import Trace
+from sparkdml.observe.timeline.trace import ThinnedEvents, Trace
+from sparkdml.observe.timeline.trace_file import find_faults
 from sparkdml.observe.timeline.tracks import COMMUNICATION, DRIVER_PID, TRAINING
 
 START = 1_700_000_000.0

@@ -1,0 +1,1 @@
+"""Topologies of the literature, to choose by name: `topology="auto"` never takes them."""

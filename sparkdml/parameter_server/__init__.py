@@ -1,0 +1,1 @@
+"""The parameter server: the strategy, its workers, the servers, and what users build on them."""

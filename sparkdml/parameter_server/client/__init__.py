@@ -1,0 +1,1 @@
+"""A worker's end: tables cut into parts, requests under way, what was read."""

@@ -1,0 +1,386 @@
+"""The client's thread: it carries requests to whoever serves their parts, until they are answered.
+
+Requests to one part go in order, in a lane. An answer takes its request off the lane; if the part
+moves to another server, or a connection lost something on its way, all that is left on the lane
+goes again, in order. Pushes are numbered, so that the servers know those they have had. Losses are
+found by counting, not by waiting: a read may well wait for long, for a worker that is slow but
+alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from dataclasses import replace
+from typing import Any
+
+import zmq
+
+from sparkdml.errors import CommunicationError
+from sparkdml.parameter_server.client.base import Ask
+from sparkdml.parameter_server.client.requests import Line, Request
+from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.partition import Key
+from sparkdml.parameter_server.stats import ClientStats
+from sparkdml.parameter_server.view import View
+from sparkdml.parameter_server.wire.frames import (
+    LEAVE,
+    MIN_BYTES,
+    ROWS_NAMED,
+    Entry,
+    Kind,
+    Message,
+    Status,
+    signature_of,
+)
+from sparkdml.parameter_server.wire.sockets import Outbox, Watcher, new_number
+
+PING_SECONDS = 0.5
+RETRY_SECONDS = 0.05
+
+
+class Courier:
+    """Runs until closed. `submit` may be called from any thread; callbacks come on this one."""
+
+    def __init__(self, worker: int, config: ServerConfig, ask: Ask, stats: ClientStats) -> None:
+        self.worker, self.own = worker, new_number()
+        self._config, self._ask, self._stats = config, ask, stats
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._watcher = Watcher()
+        self._lock = threading.Lock()
+        self._submitted: deque[Request] = deque()
+        self._lanes: defaultdict[Key, deque[Request]] = defaultdict(deque)
+        self._unsent: list[Request] = []
+        self._retries: dict[Key, float] = {}
+        self._lines: dict[int, Line] = {}  # by seat
+        self._view = View()
+        self._new_view: View | None = None
+        self._clock = 0
+        self.busy_seconds = 0.0  # that the last clock took, without its waits
+        self.moved_on = 0  # the clock that the others have left us behind at
+        self.start_clock: int | None = None  # where this worker begins; known after the greeting
+        self.greeted = threading.Event()
+        self._news = threading.Event()
+        self._stop = threading.Event()
+        self._leaving = False
+        self.error: Exception | None = None
+        self._threads = [
+            threading.Thread(target=target, name=f"sparkdml-client-{name}", daemon=True)
+            for name, target in (("courier", self._run), ("talk", self._talk))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, requests: list[Request]) -> None:
+        with self._lock:
+            if self.error is None and not self._stop.is_set():
+                self._submitted.extend(requests)
+                self._watcher.wake()
+                return
+        error = self.error or CommunicationError("the client is closed")
+        for request in requests:
+            request.failed(error)
+
+    def tell_clock(self, clock: int) -> None:
+        """Let every server know, and go on telling those that don't answer."""
+        self._clock = max(self._clock, clock)
+        self._watcher.wake()
+
+    def close(self, leave: bool) -> None:
+        self._leaving = leave
+        self._stop.set()
+        self._news.set()
+        self._watcher.wake()
+        for thread in self._threads:
+            thread.join(timeout=self._config.timeout_seconds)
+        self._watcher.close()
+        self._context.term()
+
+    # The membership -----------------------------------------------------------------------------
+
+    def ask(self, what: str, **fields: Any) -> Any:
+        view = self._new_view or self._view
+        answer = self._ask(
+            what,
+            worker=self.worker,
+            number=self.own,
+            generation=view.generation,
+            roster=view.roster,
+            **fields,
+        )
+        if answer is not None and "view" in answer:
+            view = View.from_dict(answer["view"])
+            with self._lock:
+                known = self._new_view or self._view
+                if (view.generation, view.roster) > (known.generation, known.roster):
+                    self._new_view = view
+            self._watcher.wake()
+        return answer
+
+    def _talk(self) -> None:
+        try:
+            self._join_and_beat()
+        except Exception as error:
+            self.give_up(CommunicationError(f"the client can't talk to the driver: {error!r}"))
+
+    def give_up(self, error: Exception) -> None:
+        """From any thread: everything under way fails."""
+        self.error = self.error or error
+        self._stop.set()
+        self._watcher.wake()
+
+    def _join_and_beat(self) -> None:
+        what = "server.worker_join"
+        while not self._stop.is_set():
+            answer = self.ask(what, clock=self._clock, busy_seconds=self.busy_seconds)
+            if answer is not None and answer.get("failed"):
+                self.give_up(CommunicationError(answer["failed"]))
+            elif answer is not None:
+                # One that was taken for dead comes back under its number: its pushes still count.
+                what = "server.worker_join" if answer.get("expelled") else "server.worker_beat"
+            if what == "server.worker_beat":
+                self._news.wait(self._config.beat_seconds)
+            else:
+                self._stop.wait(RETRY_SECONDS)
+            self._news.clear()
+        if self._leaving:
+            self.ask("server.worker_leave")
+
+    def _take_view(self) -> None:
+        with self._lock:
+            view, self._new_view = self._new_view, None
+            if view is None:
+                return
+            old, self._view = self._view, view
+        for seat, line in list(self._lines.items()):
+            member = view.members.get(seat)
+            if member is None or member.number != line.outbox.server:
+                self._send_again(line)
+                self._watcher.remove(line.outbox.socket)
+                line.outbox.close()
+                del self._lines[seat]
+        for seat, member in view.members.items():
+            if seat not in self._lines:
+                self._lines[seat] = Line(
+                    Outbox(
+                        self._context,
+                        member.address,
+                        self.own,
+                        member.number,
+                        self._config.key,
+                        self._stats.dropped,
+                    )
+                )
+                self._watcher.add(self._lines[seat].outbox.socket)
+        for line in self._lines.values():
+            line.clock_told = -1  # a server that took us for dead must hear of us again
+        # Parts may have moved between servers that are both alive.
+        if old.servers and view.servers and view.generation != old.generation:
+            for key in self._lanes:
+                if view.primary(key) != old.primary(key):
+                    self._retries[key] = 0.0
+
+    # The loop -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._turn()
+            if self._leaving:
+                self._greet(LEAVE)
+        except Exception as error:
+            self._fail(error)  # whoever waits, or asks for more, gets to know
+        finally:
+            self._fail(CommunicationError("the client is closed"))
+            for line in self._lines.values():
+                line.outbox.close(linger_seconds=1.0 if self._leaving else 0.0)
+
+    def _turn(self) -> None:
+        ready = self._watcher.wait(20 if self._retries else 100)
+        self._take_view()
+        for line in list(self._lines.values()):
+            if line.outbox.socket in ready:
+                while (message := line.outbox.receive()) is not None:
+                    self._take_answer(line, message)
+                self._look_for_losses(line)
+        with self._lock:
+            submitted = list(self._submitted)
+            self._submitted.clear()
+        for request in submitted:
+            self._lanes[request.entry.key].append(request)
+        self._unsent += submitted
+        self._retry()
+        self._keep_in_touch()  # before the reads that count on the clock
+        self._send_unsent()
+
+    def _retry(self) -> None:
+        now = time.monotonic()
+        due = [key for key, when in self._retries.items() if when <= now]
+        for key in due:
+            del self._retries[key]
+            lane = self._lanes.get(key, ())
+            for request in lane:
+                if request.under_way:
+                    self._stats.resent += 1
+                request.under_way = False
+            # In their order: those that wait to be sent the first time are the last on the lane.
+            self._unsent = [r for r in self._unsent if r.entry.key != key] + list(lane)
+
+    def _send_unsent(self) -> None:
+        if not self._view.servers:
+            return
+        for request in self._unsent:
+            if request.finished:
+                continue
+            line = self._lines[self._view.primary(request.entry.key)]
+            if not line.fits(request):
+                self._send_batch(line)
+            line.batch.append(request)
+            line.batch_bytes += request.size
+            request.under_way = True
+        self._unsent = []
+        for line in self._lines.values():
+            if line.batch:
+                self._send_batch(line)
+        queue = sum(len(line.under_way) for line in self._lines.values())
+        self._stats.longest_queue = max(self._stats.longest_queue, queue)
+
+    def _send_batch(self, line: Line) -> None:
+        batch, line.batch, line.batch_bytes = line.batch, [], 0
+        first = batch[0]
+        message = Message(
+            first.kind,
+            [self._shorten(line, request) for request in batch] + list(first.more),
+            clock=first.clock,
+            generation=self._view.generation,
+            roster=self._view.roster,
+            text=first.text,
+            flags=first.flags,
+        )
+        line.under_way[line.outbox.send(message)] = batch
+
+    def _shorten(self, line: Line, request: Request) -> Entry:
+        """Name rows that the server knows by their signature."""
+        entry = request.entry
+        if entry.rows is None or entry.rows.nbytes < MIN_BYTES:
+            return entry
+        request.signature = request.signature or signature_of(entry.rows)
+        entry.session = request.signature
+        if line.known_rows.get(entry.key) != request.signature:
+            return entry
+        return replace(entry, rows=None, flags=ROWS_NAMED)
+
+    def _take_answer(self, line: Line, message: Message) -> None:
+        line.last_heard = time.monotonic()
+        if (message.generation, message.roster) > (self._view.generation, self._view.roster):
+            self._news.set()
+        if message.answers == line.hello_number:
+            self._take_greeting(line, message)
+            return
+        batch = line.under_way.pop(message.answers, [])
+        for index, request in enumerate(batch):
+            if not request.finished and index < len(message.entries):
+                self._take_entry(line, request, message, message.entries[index])
+
+    def _take_entry(self, line: Line, request: Request, message: Message, entry: Entry) -> None:
+        key = request.entry.key
+        if request.signature:
+            line.known_rows[key] = request.signature
+        over = entry.status in (Status.OK, Status.REFUSED, Status.NOT_FINITE, Status.REPEATED)
+        if over or (entry.status == Status.UNKNOWN and request.may_be_unknown):
+            request.finished = True
+            lane = self._lanes[key]
+            lane.remove(request)
+            if not lane:
+                del self._lanes[key]
+            request.done(message, entry)
+            return
+        line.known_rows.pop(key, None)
+        now = time.monotonic()
+        request.trouble_since = request.trouble_since or now
+        if now - request.trouble_since > self._config.timeout_seconds:
+            raise CommunicationError(
+                f"a part of a table could not be found on any server for "
+                f"{self._config.timeout_seconds:g} s (timeout_seconds): it was lost with more "
+                "servers than there are replicas. Go on from a checkpoint"
+            )
+        if entry.status in (Status.GAP, Status.ROWS_UNKNOWN):
+            self._retries.setdefault(key, now)
+        else:
+            self._news.set()
+            self._retries.setdefault(key, now + RETRY_SECONDS)
+
+    # Losses -------------------------------------------------------------------------------------
+
+    def _keep_in_touch(self) -> None:
+        """Tell the clock; ask servers that owe an answer whether they have had everything."""
+        now = time.monotonic()
+        for line in self._lines.values():
+            owed = line.hello_number or line.under_way
+            new_clock = line.clock_told != self._clock
+            if new_clock or (owed and now - line.last_hello > PING_SECONDS):
+                self._greet_one(line, 0)
+            if not owed:
+                line.last_heard = now
+            elif now - line.last_heard > self._config.timeout_seconds:
+                raise CommunicationError(
+                    f"a server has been silent for {self._config.timeout_seconds:g} s "
+                    "(timeout_seconds), and the driver has not replaced it"
+                )
+
+    def _greet(self, flags: int) -> None:
+        for line in self._lines.values():
+            self._greet_one(line, flags)
+
+    def _greet_one(self, line: Line, flags: int) -> None:
+        hello = Entry(0, 0, worker=self.worker)
+        line.hello_number = line.outbox.send(
+            Message(
+                Kind.HELLO,
+                [hello],
+                clock=self._clock,
+                generation=self._view.generation,
+                roster=self._view.roster,
+                flags=flags,
+            )
+        )
+        line.last_hello = time.monotonic()
+        line.clock_told = self._clock
+
+    def _take_greeting(self, line: Line, message: Message) -> None:
+        entry = message.entries[0]
+        lost = line.hello_number - entry.version
+        line.hello_number = 0
+        if lost > line.num_lost:
+            line.num_lost = lost
+            self._send_again(line)
+        line.greeted = True
+        self.moved_on = max(self.moved_on, entry.clock)
+        if self.start_clock is None or not self.greeted.is_set():
+            self.start_clock = max(self.start_clock or 0, entry.clock)
+            if all(self._lines[seat].greeted for seat in self._view.servers):
+                self._clock = max(self._clock, self.start_clock)
+                self.greeted.set()
+
+    def _look_for_losses(self, line: Line) -> None:
+        if line.outbox.num_missed:
+            line.outbox.num_missed = 0
+            self._send_again(line)
+
+    def _send_again(self, line: Line) -> None:
+        for batch in line.under_way.values():
+            for request in batch:
+                if not request.finished:
+                    self._retries[request.entry.key] = 0.0
+        line.under_way.clear()
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self.error = self.error or error
+            left = [*self._submitted, *(r for lane in self._lanes.values() for r in lane)]
+            self._submitted.clear()
+            self._lanes.clear()
+        for request in left:
+            request.failed(self.error)
+        self.greeted.set()

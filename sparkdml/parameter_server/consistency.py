@@ -1,0 +1,209 @@
+"""The workers' clocks, and the questions that a consistency model answers about them.
+
+A worker's clock is the number of clocks that it has finished. The same small state machine runs at
+each server, fed with events: join, leave, die, clock. Those who left or died are not waited for, so
+no order of such events can hold the others up for ever. Pure: no time, no network.
+
+Bulk-synchronous: everyone waits for everyone (Valiant 1990).
+
+The pushes of a clock are added up with their weights, in the order of the workers, and applied as
+one: the result equals synchronous SGD on the combined batch, and two runs give the same bits.
+
+Stale-synchronous: nobody runs more than s clocks ahead of the slowest (Ho et al. 2013, NIPS).
+
+A worker that has finished c clocks reads a model that has all updates of the clocks before c - s,
+of every worker, and its own of all clocks (read-my-writes); it may have later ones too. So a value
+that was read while the slowest had finished m clocks may be read again, without the servers, for as
+long as m >= c - s. The same bound holds for workers that each update a part of the model.
+
+Totally asynchronous: no waiting at all (Niu et al. 2011; Dean et al. 2012).
+
+Approximate-synchronous: only updates that matter travel (Gaia, Hsieh et al. 2017, NSDI).
+
+A worker adds up its updates of each row. Once the sum is larger than `significance` of the row's
+own size, it is pushed; until then it is held back, for ever if it stays small. As training comes
+to rest updates shrink, and so may the threshold: significance / sqrt(1 + decay * clock).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparkdml.errors import ParameterError
+
+
+@dataclass(frozen=True)
+class Consistency(ABC):
+    """What a worker may read, given how far the slowest one is."""
+
+    # Whether the pushes of a clock are added up, in the order of the workers, and applied once
+    # when everyone has finished the clock.
+    aggregates = False
+    # Whether the last push of a worker that is not waited for counts again where it has none.
+    stands_in = False
+    # Whether a worker is ever made to wait for a slower one.
+    waits = True
+    # Whether clients keep what they have read, to read it again.
+    caches = False
+
+    @abstractmethod
+    def may_read(self, clock: int, slowest: int) -> bool:
+        """Whether a worker that has finished `clock` clocks may read now."""
+
+    def may_reuse(self, stamp: int, clock: int) -> bool:
+        """Whether what was read when the slowest was at `stamp` will still do, unread."""
+        return False
+
+    def may_go_on(self, stamp: int, clock: int) -> bool:
+        """The same, while the next read is under way."""
+        return self.may_reuse(stamp, clock)
+
+
+class Clocks:
+    """One server's knowledge of the workers."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, int] = {}
+        self._awaited: frozenset[int] = frozenset()
+        self._excused: frozenset[int] = frozenset()
+        self._started = True
+        self._highest_slowest = 0
+
+    @property
+    def workers(self) -> frozenset[int]:
+        return frozenset(self._clocks)
+
+    @property
+    def slowest(self) -> int:
+        """The clock that everyone who is waited for has finished. Never goes back."""
+        return self._highest_slowest
+
+    def clock_of(self, worker: int) -> int | None:
+        return self._clocks.get(worker)
+
+    def all_have_finished(self, clock: int) -> bool:
+        """Also those who are not waited for. It stays so: who joins stands beside the slowest."""
+        return self._highest_slowest >= clock <= min(self._clocks.values(), default=clock)
+
+    def expect(self, workers: Iterable[int], started: bool = True) -> None:
+        """These are in the group: nothing moves on before all of them were heard of here.
+
+        Nor before the group has `started`: until then others may come who begin at clock 0.
+        """
+        self._awaited, self._started = frozenset(workers), started
+        self._update()
+
+    def excuse(self, workers: Iterable[int]) -> None:
+        """Don't wait for these. One that is waited for again stands beside the slowest."""
+        before, self._excused = self._excused, frozenset(workers)
+        self._update()
+        for worker in before - self._excused:
+            if worker in self._clocks:
+                self._clocks[worker] = max(self._clocks[worker], self._highest_slowest)
+
+    def join(self, worker: int) -> int:
+        """A worker comes, or comes back: it stands beside the slowest. Returns its clock."""
+        self._clocks[worker] = self._highest_slowest
+        return self._highest_slowest
+
+    def finish(self, worker: int, clock: int) -> None:
+        """A worker has finished `clock` clocks; news that are older than known are ignored."""
+        if worker not in self._clocks:
+            self.join(worker)
+        self._clocks[worker] = max(self._clocks[worker], clock)
+        self._update()
+
+    def leave(self, worker: int) -> None:
+        """In good order: what it has finished counts."""
+        last = self._clocks.pop(worker, None)
+        self._awaited -= {worker}
+        self._update(last)
+
+    def die(self, worker: int) -> None:
+        """What it pushed stays, but nobody waits for the rest of its clock."""
+        last = self._clocks.pop(worker, None)
+        self._awaited -= {worker}
+        # The last one to go may have pushed in a clock that it didn't finish.
+        self._update(None if last is None else last + 1)
+
+    def _update(self, last: int | None = None) -> None:
+        """`last` counts where nobody is left."""
+        if not self._started or not self._awaited <= self._clocks.keys():
+            return
+        waited_for = [c for worker, c in self._clocks.items() if worker not in self._excused]
+        slowest = min(waited_for or self._clocks.values(), default=last)
+        if slowest is not None:
+            self._highest_slowest = max(self._highest_slowest, slowest)
+
+
+@dataclass(frozen=True)
+class BSP(Consistency):
+    """Read the model after all pushes of all workers' last clock, and none of the next.
+
+    Args:
+        stand_in: the last gradient of a worker that was excused (see `Expulsion`) stands in for
+            the one that is missing. What it sends itself, it sends too late for its own clock: it
+            joins the next step, in place of the stand-in.
+    """
+
+    aggregates = True
+    stand_in: bool = False
+
+    @property
+    def stands_in(self) -> bool:  # type: ignore[override]
+        return self.stand_in
+
+    def may_read(self, clock: int, slowest: int) -> bool:
+        return slowest >= clock
+
+
+@dataclass(frozen=True)
+class SSP(Consistency):
+    caches = True
+    staleness: int = 3
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise ParameterError("staleness", self.staleness, "at least 0")
+
+    def may_read(self, clock: int, slowest: int) -> bool:
+        return slowest >= clock - self.staleness
+
+    def may_reuse(self, stamp: int, clock: int) -> bool:
+        return stamp >= clock - self.staleness
+
+
+@dataclass(frozen=True)
+class TAP(Consistency):
+    waits = False
+
+    def may_read(self, clock: int, slowest: int) -> bool:
+        return True
+
+    def may_go_on(self, stamp: int, clock: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class ASP(Consistency):
+    waits = False
+    significance: float = 0.01
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.significance >= 0:
+            raise ParameterError("significance", self.significance, "at least 0")
+        if not self.decay >= 0:
+            raise ParameterError("decay", self.decay, "at least 0")
+
+    def may_read(self, clock: int, slowest: int) -> bool:
+        return True
+
+    def may_go_on(self, stamp: int, clock: int) -> bool:
+        return True
+
+    def threshold(self, clock: int) -> float:
+        return self.significance / math.sqrt(1 + self.decay * clock)

@@ -1,0 +1,139 @@
+"""Servers that outlive a run: `with dml.ServerGroup(num_servers=2) as group: …`."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from sparkdml.parameter_server.application import Applications
+from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.consistency import TAP, Consistency
+from sparkdml.parameter_server.kvstore.store import KVStore
+from sparkdml.parameter_server.server_task import host_servers
+from sparkdml.parameter_server.wire.seal import JobKey
+from sparkdml.runtime.api import check_positive, check_whole, find_session
+from sparkdml.runtime.driver.cluster import find_cluster
+from sparkdml.runtime.driver.launch import launch
+from sparkdml.runtime.driver.preflight import cargo_threshold
+from sparkdml.runtime.driver.slots import standing
+from sparkdml.runtime.protocol.plan import Options
+from sparkdml.runtime.protocol.roles import Role
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from typing_extensions import Self
+
+LEAVE_SECONDS = 60.0
+LOOK_SECONDS = 0.05
+
+
+class ServerGroup:
+    """Servers for several runs at once: each has its own tables, clocks, members and key.
+
+    The servers are tasks of one Spark job, which takes its slots until the group is closed. Fits
+    use them by `dml.ParameterServer(servers=group)`, also several of them at a time, on threads;
+    functions in `dml.run` by `dml.WithStore(fn, servers=group)`; and the driver itself by
+    `group.store()`. No run sees another's tables, waits for its workers, or fails with it, and what
+    a run has on the servers goes when it ends. A server that is lost is started again by Spark; its
+    parts are served by the others meanwhile, as each run's `replication` says.
+
+    Args:
+        num_servers: tasks that serve: each takes a slot.
+        spark: the session; None for the one that is active.
+        slot_timeout: how many seconds to wait for slots.
+    """
+
+    def __init__(
+        self, num_servers: int = 2, spark: SparkSession | None = None, slot_timeout: float = 60.0
+    ) -> None:
+        self.num_servers = check_whole("num_servers", num_servers, 1)
+        self._spark = find_session(None, spark)
+        self._options = Options(
+            num_workers=num_servers,
+            slot_timeout=check_positive("slot_timeout", slot_timeout, or_zero=True),
+            name="sparkdml: server group",
+        )
+        must_encrypt = cargo_threshold(find_cluster(self._spark).setting) is None
+        self.applications = Applications(num_servers, secrets.token_bytes(32), must_encrypt)
+        self._error: BaseException | None = None
+        self._standing = ExitStack()
+        self._thread = threading.Thread(target=self._run, name="sparkdml-server-group", daemon=True)
+
+    def start(self) -> Self:
+        """Start the servers, and wait until they are there. `with` calls it."""
+        self._thread.start()
+        while not self.applications.wait_for_servers(LOOK_SECONDS):
+            if not self._thread.is_alive():
+                assert self._error is not None, "servers don't end by themselves"
+                raise self._error
+        self._standing.enter_context(standing(Role("standing server", self.num_servers)))
+        return self
+
+    @contextmanager
+    def store(
+        self,
+        consistency: Consistency | None = None,
+        replication: int = 2,
+        encrypted: bool | None = None,
+    ) -> Iterator[KVStore]:
+        """A store on these servers for the driver alone: `with group.store() as store: …`."""
+
+        def config(key: JobKey) -> ServerConfig:
+            return ServerConfig(key, consistency=consistency or TAP(), replication=replication)
+
+        application = self.applications.open(config, encrypted)
+        try:
+            with KVStore(application.client(), num_workers=1) as store:
+                yield store
+        finally:
+            application.close()
+
+    def close(self) -> None:
+        """End the servers. Runs that still use them fail, and say why."""
+        self.applications.end("the server group was closed")
+        self._thread.join(LEAVE_SECONDS)
+        self._standing.close()
+        if self._thread.is_alive():
+            warnings.warn(
+                f"the servers have not ended within {LEAVE_SECONDS:g} s: their job may still take "
+                f"{self.num_servers} slots",
+                stacklevel=2,
+            )
+        elif self._error is not None:
+            warnings.warn(f"the server group did not end well: {self._error}", stacklevel=2)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            launch(
+                self._spark,
+                host_servers,
+                self._options,
+                roles_of=_servers_alone,
+                make_desk=lambda num_servers: self.applications,
+            )
+        except BaseException as error:  # for who waits for the servers, or closes the group
+            self._error = error
+            self.applications.end(f"the server group has failed: {error}")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ServerGroup stays at the driver, where its servers are known")
+
+
+def _servers_alone(num_servers: int) -> list[Role]:
+    return [Role("server", num_servers, gang=False, reads="none")]

@@ -1,0 +1,181 @@
+"""The flat parameters as tables on the servers: one for all, but for embeddings, which have rows.
+
+Of an embedding only the rows that the batch touched are pushed: those with a gradient. Rows without
+one are left as they are by plain SGD and by Adagrad anyway, so the result is the same. Momentum,
+weight decay and Adam move them in a dense update; so with these an embedding goes by rows only if
+it was made with `sparse=True`, whose rows torch, too, updates when they are touched.
+
+A model's buffers on the servers, for an evaluator: BatchNorm's statistics and the like.
+
+They are no parameters: every worker has its own, and they are merged as an epoch ends. Within an
+epoch those of the first worker stand for all, as they do in data-parallel training elsewhere. It
+pushes by how much they have changed, with each gradient, so that they belong to the same clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparkdml.errors import CheckpointError
+from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.client.requests import PartsTicket
+from sparkdml.parameter_server.optimizers import SGD, Adagrad, Add, Updater
+from sparkdml.parameter_server.partition import Table
+from sparkdml.training.flat import FlatParams
+
+VALUES = "values"
+SMALL_BYTES = 16 << 10  # an embedding that is smaller travels with all else
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Parameters from `start` to `stop`, as a table; with a width, as one of rows."""
+
+    name: str
+    start: int
+    stop: int
+    width: int | None = None
+
+    def view(self, flat: Tensor) -> Tensor:
+        own = flat[self.start : self.stop]
+        return own if self.width is None else own.view(-1, self.width)
+
+
+class ServedTables:
+    """How a model lies on the servers; the same at every worker."""
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self._stretches = stretches
+        self.names = [stretch.name for stretch in stretches]
+
+    @classmethod
+    def of(cls, module: nn.Module, params: FlatParams, updater: Updater) -> ServedTables:
+        by_row = _embeddings(module, updater)
+        stretches: list[Stretch] = []
+        position = begun = 0
+
+        def close_dense() -> None:
+            if position > begun:
+                number = sum(stretch.width is None for stretch in stretches)
+                name = f"{VALUES}.{number}" if number else VALUES
+                stretches.append(Stretch(name, begun, position))
+
+        for parameter in params.parameters:
+            stop = position + parameter.numel()
+            name = by_row.get(id(parameter))
+            if name is not None:
+                close_dense()
+                stretches.append(Stretch(f"rows of {name}", position, stop, parameter.shape[1]))
+                begun = stop
+            position = stop
+        close_dense()
+        return cls(stretches)
+
+    def init(self, client: WorkerClient, values: Tensor, updater: Updater) -> None:
+        for stretch in self._stretches:
+            client.init(
+                stretch.name, stretch.view(values), stretch.width is not None, updater=updater
+            )
+
+    def push(self, client: WorkerClient, grads: Tensor, weight: float, mark: int) -> None:
+        for stretch in self._stretches:
+            own = stretch.view(grads)
+            if stretch.width is None:
+                client.push(stretch.name, own, weight=weight, mark=mark)
+            else:
+                touched = own.ne(0).any(1).nonzero().view(-1)
+                client.push(stretch.name, own[touched], touched.cpu(), weight, mark)
+
+    def pull(self, client: WorkerClient, out: Tensor) -> list[PartsTicket[Tensor]]:
+        return [client.pull(one.name, out=one.view(out)) for one in self._stretches]
+
+    def layouts(self, values: Tensor, part_bytes: int) -> list[Table]:
+        """For who looks on."""
+        return [
+            Table.of(one.name, one.view(values), one.width is not None, part_bytes)
+            for one in self._stretches
+        ]
+
+    def join(self, tables: Mapping[str, Tensor], out: Tensor) -> None:
+        """Put together what was read of each."""
+        for one in self._stretches:
+            one.view(out).copy_(tables[one.name])
+
+    def read_again(self, client: WorkerClient) -> bool:
+        """Whether what was last read is within the bound, of all tables."""
+        return all(client.read_again(name) for name in self.names)
+
+    def check(self, snapshot: Container[str]) -> None:
+        """A checkpoint of the same model and optimizer has the same tables."""
+        missing = [name for name in self.names if name not in snapshot]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint's tables were cut in another way: {', '.join(missing)} is not "
+                "among them. Use a new path"
+            )
+
+
+def _embeddings(module: nn.Module, updater: Updater) -> dict[int, str]:
+    """Those that go by rows: a parameter's id, and its name."""
+    leaves_rows = (
+        isinstance(updater, SGD) and not updater.momentum and not updater.weight_decay
+    ) or (isinstance(updater, Adagrad) and not updater.weight_decay)
+    found = {}
+    for path, part in module.named_modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (part.sparse or leaves_rows):
+            weight = part.weight
+            if weight.requires_grad and weight.nbytes >= SMALL_BYTES:
+                found[id(weight)] = f"{path}.weight" if path else "weight"
+    return found
+
+
+BUFFERS = "buffers"
+
+
+def flat_buffers(module: nn.Module) -> Tensor | None:
+    """Those that are not whole numbers, one behind the other; None if there are none."""
+    found = [buffer.detach().reshape(-1) for buffer in _floating(module)]
+    return torch.cat([each.to("cpu", torch.float64) for each in found]) if found else None
+
+
+def load_buffers(module: nn.Module, flat: Tensor) -> None:
+    """The inverse."""
+    start = 0
+    for buffer in _floating(module):
+        stop = start + buffer.numel()
+        buffer.copy_(flat[start:stop].view(buffer.shape))
+        start = stop
+
+
+def _floating(module: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+
+
+class ToldBuffers:
+    """What the first worker has told of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._initial = module, flat_buffers(module)
+        self._told = self._initial
+        self._client: WorkerClient | None = None
+
+    def tell(self, client: WorkerClient) -> None:
+        """Before a clock ends; `client` may be another in each epoch."""
+        if self._initial is None:
+            return
+        if client is not self._client:
+            self._client = client
+            client.init(BUFFERS, self._initial, updater=Add(), exact=True)
+            self._told = client.pull(BUFFERS).wait().clone()
+        now = flat_buffers(self._module)
+        assert now is not None
+        assert self._told is not None
+        # Infinities that stay, as in masks, are no change; their difference would be NaN.
+        change = torch.where(now == self._told, 0.0, now - self._told)
+        self._told = now
+        if change.any():  # most models have none, or constant ones
+            client.push(BUFFERS, change)

@@ -1,0 +1,127 @@
+"""Copies of parts as they are after one clock: for who looks on, and whom nobody waits for.
+
+A copy after clock c has, of every worker, the pushes of its first c clocks and no others. So the
+copies of all parts after the same clock are one model: no push is in one part and missing in
+another. (A cut of the run that is consistent, in the words of Chandy and Lamport 1985.)
+
+Where all pushes of a clock are applied as one step (BSP), a part is copied as it makes that step.
+Elsewhere it is copied at once, if nothing of a later clock has been applied to it yet; what still
+comes of the first c clocks is then applied to the copy too, until all workers have finished them.
+A worker that leaves and comes again may go on at a lower clock; so copies end with the roster of
+workers in which they were begun, and only those of one roster belong together. Of a worker that has
+left, all pushes are in every copy, however far ahead it was: to wait until the others have come as
+far could take the rest of the run.
+Only a worker that dies amid a push leaves it in some parts alone, on the servers as in the copies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sparkdml.parameter_server.consistency import Clocks
+from sparkdml.parameter_server.partition import Key
+from sparkdml.parameter_server.server.shard import Push, Shard
+from sparkdml.parameter_server.wire.frames import Entry, Status
+
+KEPT_SECONDS = 60.0  # for one who has asked and doesn't come again
+
+
+@dataclass
+class Copy:
+    clock: int
+    shard: Shard | None  # None before the step that it waits for
+    asked_at: float
+
+
+class ClockCopies:
+    """Belongs to a node, and runs on its thread. One copy of a part for each who asks."""
+
+    def __init__(self, clocks: Clocks, aggregates: bool) -> None:
+        self._clocks, self._aggregates = clocks, aggregates
+        self._roster = 0
+        self._copies: dict[Key, dict[int, Copy]] = {}
+
+    def answer(
+        self,
+        answer: Entry,
+        sender: int,
+        shard: Shard,
+        clock: int,
+        sessions: Collection[int],
+        wants_values: bool,
+    ) -> None:
+        """Say how far the copy is, begin it if there is none, and hand it over once it is done."""
+        now, lowest = time.monotonic(), self._lowest(shard, sessions)
+        answer.clock = lowest
+        copy = self._copies.get(answer.key, {}).get(sender)
+        if copy is None or copy.clock != clock:
+            if clock < lowest:
+                answer.status = Status.LATE
+                return
+            copy = self._begin(answer.key, sender, shard, clock, now)
+        copy.asked_at = now
+        is_at_rest = self._is_at_rest(shard, sessions)
+        if copy.shard is None and is_at_rest:
+            copy.shard = copy_of(shard)
+        is_over = self._aggregates or is_at_rest or self._clocks.all_have_finished(clock)
+        if copy.shard is None or not is_over:
+            answer.status = Status.WAIT
+        elif wants_values:
+            answer.values, answer.generation = copy.shard.values.reshape(-1), self._roster
+            del self._copies[answer.key][sender]
+
+    def _lowest(self, shard: Shard, sessions: Collection[int]) -> int:
+        """The first clock that the part can still be had after."""
+        if self._aggregates:
+            return shard.stepped
+        last = [at for session, at in shard.pushed_at.items() if session in sessions]
+        return max(self._clocks.slowest, 1 + max(last, default=-1))
+
+    def _is_at_rest(self, shard: Shard, sessions: Collection[int]) -> bool:
+        """Whether nobody works in this roster, so that nothing can come: servers may then differ in
+        what they take for the slowest clock.
+        """
+        return not sessions and (not self._aggregates or shard.stepped >= self._clocks.slowest)
+
+    def _begin(self, key: Key, sender: int, shard: Shard, clock: int, now: float) -> Copy:
+        of_part = self._copies.setdefault(key, {})
+        for other in [o for o, copy in of_part.items() if now - copy.asked_at > KEPT_SECONDS]:
+            del of_part[other]
+        is_there = not self._aggregates or shard.stepped == clock
+        of_part[sender] = Copy(clock, copy_of(shard) if is_there else None, now)
+        return of_part[sender]
+
+    def pushed(self, key: Key, push: Push) -> None:
+        """A push was taken by the part."""
+        if self._aggregates:
+            return
+        for copy in self._copies.get(key, {}).values():
+            if push.clock < copy.clock:
+                assert copy.shard is not None
+                copy.shard.take(push, keep=False)
+
+    def stepped(self, key: Key, shard: Shard) -> None:
+        """The part has made a clock's step."""
+        for copy in self._copies.get(key, {}).values():
+            if copy.clock == shard.stepped:
+                copy.shard = copy_of(shard)
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._copies.values())))  # also from another thread
+
+    def drop(self, key: Key) -> None:
+        """The part was changed as a whole: who asks again gets a new copy."""
+        self._copies.pop(key, None)
+
+    def begin_roster(self, roster: int) -> None:
+        """Who works has changed, or who serves: then others may serve and change the parts now."""
+        self._roster = roster
+        self._copies.clear()
+
+
+def copy_of(shard: Shard) -> Shard:
+    """With what its updater remembers, so that further pushes can be applied to it."""
+    slots = {name: slot.clone() for name, slot in shard.slots.items()}
+    return Shard(shard.table, shard.part, shard.updater, shard.values.clone(), slots)

@@ -1,0 +1,276 @@
+"""The server's counter, where workers push, pull and make tables.
+
+A push is acknowledged once every replica has it; a read is answered once the clock allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.consistency import Clocks
+from sparkdml.parameter_server.optimizers import updater_from
+from sparkdml.parameter_server.partition import Key, Table
+from sparkdml.parameter_server.server.clock_copies import ClockCopies
+from sparkdml.parameter_server.server.replicator import Replicator
+from sparkdml.parameter_server.server.shard import Shard
+from sparkdml.parameter_server.stats import NodeStats
+from sparkdml.parameter_server.wire.frames import (
+    AT_CLOCK,
+    CREATE,
+    FETCH,
+    HALF,
+    PROBE,
+    PUSH,
+    ROWS_NAMED,
+    SET_UPDATER,
+    SKIP,
+    WHOLE,
+    Entry,
+    Message,
+    RowCache,
+    Status,
+)
+
+Text = dict[str, Any] | None
+Send = Callable[[Message, list[Entry], Text], None]  # the question, and the answer to it
+
+
+class _Answer:
+    """Gathers what became of a message's entries, and goes when the last one is decided."""
+
+    def __init__(self, message: Message, send: Send) -> None:
+        self.message = message
+        self.entries = [
+            Entry(entry.table, entry.part, number=entry.number) for entry in message.entries
+        ]
+        self._open = len(self.entries)
+        self._send = send
+
+    def decide(self, index: int, status: Status) -> None:
+        self.entries[index].status = status
+        self._open -= 1
+        if not self._open:
+            self._send(self.message, self.entries, None)
+
+    def decide_all(self, status: Status) -> None:
+        for index in range(len(self.entries)):
+            self.decide(index, status)
+
+
+class Counter:
+    """Belongs to a node, and runs on its thread."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        shards: dict[Key, Shard],
+        clocks: Clocks,
+        replicator: Replicator,
+        stats: NodeStats,
+        send: Send,
+    ) -> None:
+        self._config, self._shards, self._clocks = config, shards, clocks
+        self._replicator, self._stats, self._send = replicator, stats, send
+        self._keep = config.consistency.aggregates
+        self._stand_in = config.consistency.stands_in
+        self._rows = RowCache()
+        self._reads: list[Message] = []  # those that wait for the clock
+        self.copies = ClockCopies(clocks, self._keep)
+        self.sessions: frozenset[int] = frozenset()  # the numbers of the workers' clients
+
+    def pull(self, message: Message) -> None:
+        """Answer a read, now or when the clock allows it."""
+        if message.flags & AT_CLOCK:
+            self._show(message)
+        elif not self._pull(message):
+            self._reads.append(message)
+            self._stats.queue = len(self._reads)
+            self._stats.longest_queue = max(self._stats.longest_queue, self._stats.queue)
+
+    def waiting_reads(self) -> list[Message]:
+        """Those that waited for the clock: to be tried again."""
+        waiting, self._reads = self._reads, []
+        self._stats.queue = 0
+        return waiting
+
+    def find_rows(self, message: Message) -> None:
+        """Put back the rows that were named by a signature, and remember those that were sent."""
+        for entry in message.entries:
+            entry.status = Status.OK
+            if entry.flags & ROWS_NAMED:
+                entry.rows = self._rows.find(message.sender, entry.key, entry.session)
+                if entry.rows is None:
+                    entry.status = Status.ROWS_UNKNOWN
+                else:
+                    self._stats.rows_named += 1
+            elif entry.rows is not None and entry.session:
+                self._rows.keep(message.sender, entry.key, entry.session, entry.rows)
+
+    def _find(self, entry: Entry) -> Shard | Status:
+        if not self._replicator.is_primary(entry.key):
+            return Status.MOVED
+        if entry.status:
+            return Status(entry.status)
+        return self._shards.get(entry.key) or Status.UNKNOWN
+
+    def push(self, message: Message) -> None:
+        self._stats.bytes_pushed += message.num_bytes
+        answer = _Answer(message, self._send)
+        for index, entry in enumerate(message.entries):
+            entry.session, entry.clock = message.sender, message.clock
+            shard = self._find(entry)
+            if not isinstance(shard, Shard):
+                answer.decide(index, shard)
+                continue
+            status = shard.check(entry, self._config.finite_only)
+            is_known = entry.number <= shard.applied.get(entry.session, 0)
+            if status is Status.OK and not is_known and shard.has_had(entry):
+                status = Status.REPEATED
+            safe = self._when_safe(answer, index, status)
+            if status is Status.GAP:
+                answer.decide(index, status)
+            elif is_known:
+                self._stats.repeated += 1
+                # The first time it may not be safe yet.
+                self._replicator.wait(entry.key, shard.version, safe)
+            else:
+                before = shard.generation
+                entry.flags = PUSH if status is Status.OK else SKIP
+                if status is Status.OK:
+                    push = shard.push_from(entry)
+                    shard.take(push, self._keep, self._stand_in)
+                    self.copies.pushed(entry.key, push)
+                else:
+                    if status is Status.REPEATED:
+                        self._stats.repeated += 1
+                    else:
+                        self._stats.dropped[status.name.lower().replace("_", " ")] += 1
+                    shard.skip(entry.session, entry.number)
+                    entry.rows = entry.values = None
+                self._replicator.changed(shard, entry, before, safe)
+
+    def _when_safe(
+        self, answer: _Answer, index: int, pushed: Status | None
+    ) -> Callable[[bool], None]:
+        """Decide an entry once its change is at all replicas; `pushed`: what became of a push."""
+
+        def decide(is_safe: bool) -> None:
+            self._stats.pushes += is_safe and pushed is Status.OK
+            answer.decide(index, (pushed or Status.OK) if is_safe else Status.MOVED)
+
+        return decide
+
+    def _pull(self, message: Message) -> bool:
+        """Answer a read, if the clock allows it; whether it did."""
+        clock, slowest = message.clock, self._clocks.slowest
+        if not self._config.consistency.may_read(clock, slowest):
+            return False
+        found = [self._find(entry) for entry in message.entries]
+        if self._keep and any(isinstance(s, Shard) and s.stepped < clock for s in found):
+            return False
+        answer = _Answer(message, self._send)
+        if message.flags & WHOLE:
+            self._send_whole(message, found[0])
+            return True
+        for index, (entry, shard) in enumerate(zip(message.entries, found, strict=True)):
+            if not isinstance(shard, Shard):
+                answer.decide(index, shard)
+            elif entry.number > shard.applied.get(message.sender, 0):
+                answer.decide(index, Status.GAP)
+            elif (
+                entry.rows is not None
+                and len(entry.rows)
+                and not (int(entry.rows.min()) >= 0 and int(entry.rows.max()) < len(shard.values))
+            ):
+                answer.decide(index, Status.REFUSED)
+            else:
+                values = (
+                    shard.values.clone()  # it may change before it is sent
+                    if entry.rows is None
+                    else shard.values[entry.rows.to(torch.int64)]
+                )
+                if message.flags & HALF and values.dtype.is_floating_point:
+                    values = values.half()
+                answer.entries[index].values = values.reshape(-1)
+                self._stats.pulls += 1
+                self._stats.bytes_pulled += values.nbytes
+                answer.decide(index, Status.OK)
+        return True
+
+    def _show(self, message: Message) -> None:
+        """Parts as they are after a clock, to who looks on; it asks again for those not ready."""
+        entries = []
+        for asked in message.entries:
+            shard = self._find(asked)
+            answer = Entry(asked.table, asked.part)
+            if isinstance(shard, Shard):
+                wants_values = bool(message.flags & FETCH)
+                self.copies.answer(
+                    answer, message.sender, shard, message.clock, self.sessions, wants_values
+                )
+            else:
+                answer.status = shard
+            entries.append(answer)
+        self._send(message, entries, None)
+
+    def _send_whole(self, message: Message, shard: Shard | Status) -> None:
+        """A part with all that belongs to it, for a checkpoint."""
+        if isinstance(shard, Shard):
+            text, entries = shard.to_parts()
+        else:
+            asked = message.entries[0]
+            text, entries = {}, [Entry(asked.table, asked.part, status=shard)]
+        self._send(message, entries, text)
+
+    def init(self, message: Message) -> None:
+        answer = _Answer(message, self._send)
+        if message.flags == PROBE:
+            for index, entry in enumerate(message.entries):
+                shard = self._find(entry)
+                if isinstance(shard, Shard) and shard.table.layout != entry.version:
+                    answer.decide(index, Status.REFUSED)
+                elif isinstance(shard, Shard):
+                    safe = self._when_safe(answer, index, None)
+                    self._replicator.wait(entry.key, shard.version, safe)
+                else:
+                    answer.decide(index, shard)
+            return
+        entry = message.entries[0]
+        shard = self._find(entry)
+        safe = self._when_done(answer)
+        text = message.text or {}
+        if message.flags == CREATE and isinstance(shard, Shard):
+            self._replicator.wait(entry.key, shard.version, safe)
+        elif message.flags == SET_UPDATER and isinstance(shard, Shard):
+            shard.set_updater(updater_from(text["updater"]))
+            self.copies.drop(entry.key)
+            self._replicator.created(entry.key, safe)
+        elif shard is Status.MOVED or message.flags == SET_UPDATER:
+            assert isinstance(shard, Status)
+            answer.decide_all(shard)
+        else:
+            if message.flags == CREATE:
+                if entry.values is None:
+                    raise ValueError("a part without values")
+                table = Table.from_dict(text["table"])
+                new = Shard.new(table, entry.part, updater_from(text["updater"]), entry.values)
+            else:
+                new = Shard.from_parts(text, message.entries)
+                if isinstance(shard, Shard):  # who pushed what is older than the snapshot
+                    new.pushed_at = shard.pushed_at
+                    new.applied, new.version = shard.applied, shard.version + 1
+                    new.marks = shard.marks
+            new.stepped = self._clocks.slowest
+            self._shards[entry.key] = new
+            self.copies.drop(entry.key)
+            self._replicator.created(entry.key, safe)
+
+    def _when_done(self, answer: _Answer) -> Callable[[bool], None]:
+        def decide(is_safe: bool) -> None:
+            answer.decide_all(Status.OK if is_safe else Status.MOVED)
+
+        return decide

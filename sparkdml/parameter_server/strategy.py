@@ -1,0 +1,339 @@
+"""The parameter server as a strategy: servers hold the model, workers push gradients and pull it.
+
+Servers and workers are ordinary Spark tasks in two jobs, so Spark starts each one again by itself,
+while the others go on; the driver keeps the book of who serves and who works. What may be read
+when is the consistency model's (Li et al. 2014, OSDI; Ho et al. 2013; Hsieh et al. 2017); with
+`BSP()` every step equals one of AllReduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.comm.meetings import Meetings
+from sparkdml.errors import ParameterError
+from sparkdml.feed.batch import Batch
+from sparkdml.parameter_server.application import Applications
+from sparkdml.parameter_server.arguments import (
+    check_expulsion,
+    check_overlap,
+    check_overlap_with,
+    may_overlap,
+    updater_of,
+)
+from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.consistency import BSP, Consistency
+from sparkdml.parameter_server.evaluator import EVALUATOR, Evaluator, check_evaluator
+from sparkdml.parameter_server.expulsion import Expulsion
+from sparkdml.parameter_server.membership import Membership
+from sparkdml.parameter_server.optimizers import Updater
+from sparkdml.parameter_server.progress import PROGRESS
+from sparkdml.parameter_server.server_task import serve_until_the_end
+from sparkdml.parameter_server.wire.seal import JobKey
+from sparkdml.parameter_server.worker import STALENESS, WAIT_SECONDS, ServedTraining
+from sparkdml.runtime.driver.leases import LeaseDesk
+from sparkdml.runtime.protocol.connection import Message
+from sparkdml.runtime.protocol.roles import Role
+from sparkdml.runtime.protocol.service import Peer
+from sparkdml.strategies.base import Strategy
+from sparkdml.training.callbacks import LearningRateSchedule
+from sparkdml.training.callbacks.base import overriding
+from sparkdml.training.epoch import Epoch
+from sparkdml.training.optimizers import ONLY
+from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.parameter_server.application import Application
+    from sparkdml.parameter_server.group import ServerGroup
+    from sparkdml.runtime.worker.context import Context
+    from sparkdml.training.job import TrainingJob
+    from sparkdml.training.task import Task
+
+NUM_SERVERS = 2
+LEASE_SECONDS = 60.0  # without a row used, after which the rest of a lease goes to somebody else
+
+
+class ParameterServer(Strategy):
+    """Train through servers that hold the model in parts.
+
+    The history has `wait_seconds`, what a worker waited in the epoch on average, and `staleness`,
+    how many clocks what it read was behind. Under `BSP` checkpoints are taken after any step, and
+    a resumed run ends with the same bits; under the others, and with `expulsion`, they are taken at
+    the ends of epochs.
+
+    Args:
+        num_servers: tasks that serve, beside the workers: each takes a slot.
+        consistency: how far workers may run apart within an epoch: `BSP()`, `SSP(staleness)`,
+            `ASP(significance)` or `TAP()`.
+        replication: how many servers hold each part, so that none is lost with a server.
+        updater: what the servers do with gradients; None takes the settings of the estimator's
+            optimizer, which must be torch's SGD, Adagrad or Adam.
+        encrypted: whether messages are encrypted; None where Spark's settings ask for it. They
+            are authenticated always.
+        timeout_seconds: how long a worker tries to reach a server before it gives up.
+        leased: whether rows are leased to workers bit by bit, so that a slow one trains on fewer of
+            them; each comes once an epoch. (A run that was stopped within an epoch goes on with
+            as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
+            the others, workers wait for the slowest whatever it trains on.
+        expulsion: `Expulsion(…)`: a worker that stays far slower than the others is no longer
+            waited for, until it keeps up again. For `BSP` and `SSP`; None waits for everybody.
+            With `BSP(stand_in=True)` its last gradient counts again where it has none.
+        overlap: whether a worker goes on with the model it has, with its own last step made on it,
+            while the next one is on its way: within the bound of `SSP`, always under `ASP` and
+            `TAP`. None: where the servers use SGD without momentum, whose steps a worker can make
+            by itself.
+        evaluator: whether one more task, which takes a slot, measures the rows that `validation=`
+            holds out while the workers train: again and again it takes a snapshot of the model
+            that is one over all servers, with every worker's pushes of its first c clocks and no
+            others. Nobody waits for it. What it finds comes as events of the kind `evaluation`,
+            and stands in `fitted.history.evaluations`; the epochs' own `val_loss` is measured by
+            the workers, on the model at the epoch's end.
+        servers: a group of servers that runs already, in place of `num_servers` of its own; other
+            runs may use it at the same time.
+    """
+
+    columns = (WAIT_SECONDS, STALENESS)
+
+    def __init__(
+        self,
+        num_servers: int = NUM_SERVERS,
+        consistency: Consistency | None = None,
+        replication: int = 2,
+        updater: Updater | None = None,
+        encrypted: bool | None = None,
+        timeout_seconds: float = 60.0,
+        leased: bool = False,
+        expulsion: Expulsion | None = None,
+        overlap: bool | None = None,
+        evaluator: bool = False,
+        servers: ServerGroup | None = None,
+    ) -> None:
+        if servers is not None:
+            num_servers = check_servers(servers, num_servers)
+        for name, value in (("num_servers", num_servers), ("replication", replication)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(name, value, "a whole number of at least 1")
+        consistency = BSP() if consistency is None else consistency
+        if not isinstance(consistency, Consistency):
+            raise ParameterError(
+                "consistency", consistency, "BSP(), SSP(staleness), ASP(significance) or TAP()"
+            )
+        if updater is not None and not isinstance(updater, Updater):
+            raise ParameterError(
+                "updater", updater, "one of sparkdml.parameter_server.optimizers or None"
+            )
+        if not timeout_seconds > 0:
+            raise ParameterError("timeout_seconds", timeout_seconds, "more than 0")
+        if leased and consistency.waits:
+            raise ParameterError(
+                "leased",
+                leased,
+                f"False with {consistency!r}, under which workers wait for the slowest",
+                "Use consistency=TAP() or ASP().",
+            )
+        check_expulsion(consistency, expulsion)
+        check_overlap(overlap, consistency)
+        self.num_servers, self.consistency, self.replication = num_servers, consistency, replication
+        self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
+        self.leased, self.expulsion, self.overlap = leased, expulsion, overlap
+        self.evaluator, self.servers = evaluator, servers
+        self.snapshot: Mapping[str, Any] | None = None  # to be put onto the servers
+        self.sums_before: list[float] | None = None  # what had been counted before its epoch
+
+    def roles(self, num_workers: int) -> list[Role]:
+        roles = [
+            Role("worker", num_workers, gang=False, reads="leases" if self.leased else "shards"),
+        ]
+        if self.servers is None:
+            roles.append(Role("server", self.num_servers, gang=False, reads="none"))
+        if self.evaluator:
+            roles.append(Role(EVALUATOR, 1, gang=False, reads="validation"))
+        return roles
+
+    def check(self, job: TrainingJob) -> None:
+        """The servers make the steps, and know of one gradient over all parameters."""
+        if self.evaluator:
+            check_evaluator(job)
+        task = job.task
+        refused: list[tuple[str, Any, object]] = [
+            ("clipNorm", task.clip_norm, None),
+            ("parameterGroups", task.parameter_groups, None),
+            ("precision", task.precision if task.precision == "fp16" else None, None),
+            ("optimizer", task.optimizer if isinstance(task.optimizer, Mapping) else None, None),
+        ]
+        for name, value, allowed in refused:
+            if value is not allowed:
+                raise ParameterError(
+                    name, value, f"left out with {type(self).__name__}: the servers make the steps"
+                )
+        assert not isinstance(task.optimizer, Mapping)
+        updater = self.updater
+        if updater is None:
+            updater = updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))
+        check_overlap_with(self.overlap, updater)
+        for callback in overriding(job.callbacks, "on_gradient"):
+            if not isinstance(callback, LearningRateSchedule):  # which looks at no gradient
+                raise ParameterError(
+                    "callbacks",
+                    callback,
+                    f"without on_gradient with {type(self).__name__}: the servers add gradients up",
+                )
+        if self.updater is not None and any(
+            isinstance(callback, LearningRateSchedule) for callback in job.callbacks
+        ):
+            raise ParameterError(
+                "callbacks",
+                "LearningRateSchedule",
+                "left out where updater= is given, whose learning rate it would not change",
+            )
+        if getattr(task.loss, "reduction", None) == "sum":
+            raise ParameterError(
+                "loss",
+                task.loss,
+                "one of reduction='mean' with servers, which divide by the examples pushed",
+            )
+
+    def desk(self, num_workers: int) -> ServerDesk:
+        leases = LeaseDesk(num_workers, lease_seconds=LEASE_SECONDS) if self.leased else None
+        if self.servers is None:
+            return ServerDesk(Membership(self._config(JobKey.new())), leases, num_workers)
+        application = self.servers.applications.open(self._config, self.encrypted)
+        return GuestServerDesk(application, leases, num_workers)
+
+    def updater_for(self, task: Task) -> Updater:
+        """What the servers do with gradients, as the estimator's optimizer is set now."""
+        return self.updater or updater_of(task.optimizers[ONLY])
+
+    def overlaps(self, updater: Updater) -> bool:
+        if self.overlap is not None:
+            return self.overlap
+        return may_overlap(self.consistency, updater)
+
+    def config(self, ctx: Context) -> ServerConfig:
+        """In a task: the key is known to this run's tasks alone."""
+        encrypted = ctx.plan.must_encrypt if self.encrypted is None else self.encrypted
+        return self._config(JobKey.derive(ctx.plan.secret, encrypted))
+
+    def _config(self, key: JobKey) -> ServerConfig:
+        return ServerConfig(
+            key,
+            num_servers=self.num_servers,
+            num_workers=1,  # they meet before each epoch: nobody is to be waited for here
+            consistency=self.consistency,
+            replication=self.replication,
+            expulsion=self.expulsion,
+            timeout_seconds=self.timeout_seconds,
+        )
+
+    def run(self, role: str, training: Training) -> None:
+        if role == "server":
+            self._serve(training.ctx)
+        elif role == EVALUATOR:
+            Evaluator(self, training).run()
+        else:
+            self._worker = ServedTraining(self, training)
+            self._worker.run()
+
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        if not self.leased:
+            return super().batches(training, epoch)
+        return training.ctx.leased_batches(
+            training.rows_a_step, epoch.number, training.schedule.shuffle, epoch.start
+        )
+
+    def _serve(self, ctx: Context) -> None:
+        serve_until_the_end(ctx, self.config(ctx))
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """The tables with what the updater remembers; how far workers are is the checkpoint's."""
+        if self._worker.ctx.rank:
+            return {}
+        tables = dict(self._worker.client.snapshot())
+        del tables[PROGRESS]
+        return {"tables": Entry(tables), "sums_before": Entry(self._worker.before.tolist())}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.snapshot, self.sums_before = state["tables"], state.get("sums_before")
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.__dict__.items() if name != "_worker"}
+        return {**kept, "servers": None}  # which stay at the driver
+
+    def __repr__(self) -> str:
+        """What a run's states depend on: an evaluator may come to a run that goes on."""
+        return (
+            f"{type(self).__name__}(num_servers={self.num_servers}, "
+            f"consistency={self.consistency!r}, replication={self.replication}, "
+            f"updater={self.updater!r}{', leased=True' if self.leased else ''}"
+            f"{f', expulsion={self.expulsion!r}' if self.expulsion else ''}"
+            f"{'' if self.overlap is None else f', overlap={self.overlap}'})"
+        )
+
+
+class ServerDesk:
+    """The driver's part: the membership, the meetings of workers, and the history so far.
+
+    And who may train on which rows, where they are leased.
+    """
+
+    def __init__(
+        self, membership: Membership, leases: LeaseDesk | None = None, num_workers: int = 1
+    ) -> None:
+        self._leases, self._num_workers = leases, num_workers
+        self.membership = membership
+        self._meetings = Meetings()
+        self._history: dict[int, Message] = {}
+        self._is_restored = False  # whether a checkpoint's tables are on the servers
+
+    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+        if about == "meeting":
+            return self._meetings.come(**fields)
+        if about == EVALUATOR:
+            return self._num_workers
+        if about == "restored":
+            self._is_restored |= bool(fields["done"])
+            return self._is_restored
+        if about == "row":
+            self._history[int(fields["number"])] = fields["row"]
+            return True
+        if about == "history":
+            return [self._history[number] for number in sorted(self._history)]
+        if self._leases is not None and about.startswith("lease."):
+            return self._leases.answer(peer, about, fields)
+        return self.membership.answer(about, fields)
+
+    def came(self, peer: Peer) -> None:
+        """It will join by itself, when it is ready."""
+
+    def went(self, peer: Peer, outcome: str) -> None:
+        if self._leases is not None and peer.role == "worker":
+            self._leases.went(peer, outcome)
+        if outcome != "done" and peer.role != EVALUATOR:  # which is none of the members
+            lose = self.membership.lost_server if peer.role == "server" else None
+            (lose or self.membership.lost_worker)(peer.rank)
+
+
+class GuestServerDesk(ServerDesk):
+    """For a run on the servers of a group, of which it is one application."""
+
+    def __init__(
+        self, application: Application, leases: LeaseDesk | None, num_workers: int
+    ) -> None:
+        super().__init__(application.membership, leases, num_workers)
+        self.secret, self.close = application.secret, application.close
+
+
+def check_servers(servers: ServerGroup, num_servers: int) -> int:
+    """How many servers the group has, if it is one."""
+    if not isinstance(getattr(servers, "applications", None), Applications):
+        raise ParameterError("servers", servers, "a dml.ServerGroup, or None")
+    own = servers.num_servers
+    if num_servers not in (NUM_SERVERS, own):
+        raise ParameterError("num_servers", num_servers, f"left out: the group has {own}")
+    return own

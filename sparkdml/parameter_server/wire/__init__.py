@@ -1,0 +1,1 @@
+"""The messages between clients and servers: their form, their authentication, their sockets."""

@@ -1,0 +1,445 @@
+"""A worker of a parameter server: compute a gradient, push it, finish the clock, pull the model.
+
+Within an epoch workers wait for each other only as the consistency model says, and never for one
+that is gone. Epochs end together: who is done leaves the clocks, so that it holds nobody up, and
+comes to a meeting at the driver, for which a lost worker is waited for, since Spark starts it
+again. How far each worker is stands on the servers, pushed with its gradients (see
+`served_progress.py`): so one that comes back goes on where it was, and no batch counts twice.
+
+The pull of the model, behind the computation where the consistency model allows it.
+
+With overlap, a worker does not wait for the pull that follows a push. It goes on with the model it
+has, if that is within the bound, after it has made its own last step on it: so it reads its own
+writes, as it would from the servers. The pull is waited for before the next push, so there is one
+under way at most, and a step takes as long as the gradient or the messages take, not both.
+
+Checkpoints within an epoch, of workers that go in step: under BSP.
+
+After a clock of BSP everybody has read the same sums, and nobody's next push can change what the
+servers hold before all have pushed. So the votes among those sums say to everybody alike that a
+checkpoint is due, and it is of one moment: the tables as rank 0 reads them, and each worker's place
+in its rows. For that nobody may leave: workers without a row attend until no one has any. And all
+must be after the same step: one that came back, or was taken for dead, objects until the epoch's
+end, when they are together again. Under the other models workers are never together within an
+epoch, so checkpoints are taken at its end alone.
+
+A worker that Spark has started again: where it was, as the servers and the driver know it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sparkdml.comm.meetings import MeetingCommunicator
+from sparkdml.errors import CommunicationError, NonFiniteLoss
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.leased import LeasedBatch
+from sparkdml.feed.order import Ints
+from sparkdml.feed.position import nothing_read, owned
+from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.client.requests import PartsTicket
+from sparkdml.parameter_server.model_tables import ServedTables, ToldBuffers
+from sparkdml.parameter_server.optimizers import SGD, Add, Updater
+from sparkdml.parameter_server.progress import Place, Progress, mark_of_start, mark_of_step
+from sparkdml.training.epoch import Epoch
+from sparkdml.training.totals import Totals
+from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.parameter_server.strategy import ParameterServer
+    from sparkdml.training.training import Training
+
+
+SUMS = "sums"
+# Of the time of a gradient: so long a pull may take before the worker goes on with an older model.
+PATIENCE = 0.05
+
+
+class Fetching:
+    """Belongs to a worker, and runs on its thread."""
+
+    def __init__(self, worker: ServedTraining, overlaps: bool) -> None:
+        self._worker, self.overlaps = worker, overlaps
+        params = worker.task.params
+        # What the servers hold lies in this process's memory, whatever device computes.
+        self._values = torch.empty_like(params.values, device="cpu")
+        self._sums = torch.empty_like(worker.sums)
+        self._tickets: list[PartsTicket[Tensor]] = []
+        self.gradient_seconds = 0.0  # what the last one took
+
+    def begin(self) -> None:
+        client = self._worker.client
+        self._tickets = self._worker.tables.pull(client, self._values)
+        self._tickets.append(client.pull(SUMS, out=self._sums))
+
+    def end(self) -> None:
+        """Wait for the pull, if one is under way, and put the model in place."""
+        if not self._tickets:
+            return
+        for ticket in self._tickets:
+            ticket.wait()
+        self._tickets = []
+        self._worker.task.params.values.copy_(self._values)
+        self._worker.sums.copy_(self._sums)
+
+    def drop(self) -> None:
+        """Nobody needs it any more."""
+        self._tickets = []
+
+    def ready_to_compute(self) -> None:
+        """Before a gradient: the model may be as old as the bound allows, and no older."""
+        if not self._tickets:
+            return
+        soon = PATIENCE * self.gradient_seconds
+        is_there = all(ticket.wait_a_little(soon) for ticket in self._tickets)
+        if is_there or not self._worker.tables.read_again(self._worker.client):
+            self.end()
+
+
+def make_own_step(values: Tensor, grads: Tensor, weight: float, updater: Updater) -> None:
+    """What the servers make of a push, made here: of plain SGD, which remembers nothing."""
+    assert isinstance(updater, SGD)
+    if weight:
+        SGD(updater.lr, weight_decay=updater.weight_decay).update(values, grads / weight, {})
+
+
+class Lockstep:
+    """Belongs to a worker. Where it does not apply, it changes nothing."""
+
+    def __init__(self, worker: ServedTraining) -> None:
+        self._worker = worker
+        strategy, checkpoint = worker.strategy, worker.training.checkpoint
+        self.applies = (
+            strategy.consistency.aggregates
+            and strategy.expulsion is None
+            and checkpoint is not None
+            and checkpoint.writes
+        )
+        self._is_in_step = False
+        self._clock = 0
+        self._sums = worker.sums.clone()
+        self.anybody_has_rows = False  # in the last step
+
+    def begin_epoch(self, is_in_step: bool) -> None:
+        self._is_in_step = is_in_step
+        self._clock = self._worker.client.clock_now
+        self._sums = self._worker.sums.clone()
+
+    def object_if_behind(self) -> None:
+        """Before a gradient, with whose stats the votes travel."""
+        if self.applies and not self._is_in_step:
+            wish, _, stop = self._worker.task.vote
+            self._worker.task.vote = (wish, 1.0, stop)
+
+    def agreed(self, own: Totals) -> Totals:
+        """After a step: what all have brought to it; only this worker's own, where they are apart.
+
+        Without the wish for the run's end, of which `ServedTraining` takes care.
+        """
+        if not self.applies:
+            return own.without_votes()
+        worker = self._worker
+        clock, sums = worker.client.clock_now, worker.sums
+        totals = worker.task.forward.totals(sums - self._sums)
+        self.anybody_has_rows = bool(totals.rows)
+        if clock != self._clock + 1 or worker.client.stamp(SUMS) != clock:
+            self._is_in_step = False  # the others have gone on without it
+        self._clock, self._sums = clock, sums.clone()
+        if not self._is_in_step:
+            return own.without_votes()
+        return replace(totals, stops=0.0)
+
+
+def come_back(worker: ServedTraining) -> None:
+    """Let its training begin with the last step that it made before it was lost."""
+    place = worker.progress.place = _find_place(worker)
+    if place == Place():
+        return  # it had made none
+    training, ctx = worker.training, worker.ctx
+    training.step = place.step
+    training.history = list(ctx.ask("history") or [])[: place.epoch]
+    epoch = Epoch(training, place.epoch)
+    start, rows_before = _where_resumed(training, place.epoch)
+    epoch.rows_before = rows_before + place.rows
+    epoch.start = start if start.any() else None
+    if place.rows and worker.leases is None:
+        ctx.data.ingest()
+        epoch.start = ctx.data.position_after(
+            place.rows, place.epoch, training.schedule.shuffle, start
+        )
+    training.first_epoch = epoch
+    ctx.reached(place.step)
+
+
+def _find_place(worker: ServedTraining) -> Place:
+    place = worker.progress.read(worker.client)
+    if worker.leases is None:
+        return place.before_last
+    # The desk has counted rows as used that the servers may never have heard of.
+    repeated = worker.leases.repeat_last(place.epoch)
+    return place.before_last if repeated == mark_of_step(place.step) else place
+
+
+def _where_resumed(training: Training, number: int) -> tuple[Ints, float]:
+    """Where in this epoch's rows the run had been resumed, and how many were read by then."""
+    checkpoint = training.checkpoint
+    state = None if checkpoint is None else checkpoint.load_entries()
+    if state is None or state["progress"].value["epoch"]["number"] != number:
+        return nothing_read(), 0.0
+    position = owned(state["position"].value, training.ctx.rank, training.ctx.size)
+    return position, float(state["own_rows"].value)
+
+
+# Columns of the history: what a worker waited for the servers and for other workers' clocks, on
+# average, and how many clocks the slowest was behind when it read.
+WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
+
+
+class ServedTraining:
+    """One worker's run. `exchange` is what happens between a gradient and the next batch."""
+
+    def __init__(self, strategy: ParameterServer, training: Training) -> None:
+        self.strategy, self.training, self.task = strategy, training, training.task
+        ctx = self.ctx = training.ctx
+        # A slow worker is waited for as long as it takes: who is lost for good ends the run.
+        self.comm = MeetingCommunicator(ctx.rank, ctx.size, self._ask_for_others, math.inf)
+        ctx.speak_by(self.comm)
+        self.leases = ctx.leases if strategy.leased else None
+        self.updater = self.make_updater()
+        tells = strategy.evaluator and not ctx.rank
+        self.buffers = ToldBuffers(self.task.module) if tells else None
+        self.tables = ServedTables.of(self.task.module, self.task.params, self.updater)
+        self.initial = self.task.params.values.detach().cpu().clone()
+        self.sums = torch.zeros(len(self.task.params.stats), dtype=torch.float64)
+        self.before = self.sums.clone()  # what they were when the epoch began
+        self.begun = self.sums.clone()  # the same, or when the run was resumed within it
+        self.progress = Progress(ctx.rank, ctx.size)
+        self.fetching = Fetching(self, strategy.overlaps(self.updater))
+        self.lockstep = Lockstep(self)
+        self._num_rows_told = 0  # of the history
+        self._is_with_others = not ctx.attempt
+        self.client = self._join()
+
+    def make_updater(self) -> Updater:
+        """What the servers do with gradients, as the estimator's optimizer is set now."""
+        return self.strategy.updater_for(self.task)
+
+    def run(self) -> None:
+        training = self.training
+        try:
+            self.come_back()
+            for epoch in training.epochs():
+                if not self._start(epoch):
+                    training.finish(epoch)
+                    break
+                for batch in epoch:
+                    self.lockstep.object_if_behind()
+                    if not batch.num_rows:
+                        if self.lockstep.applies and self._attend(epoch):
+                            continue
+                        break
+                    self.fetching.ready_to_compute()
+                    began = time.perf_counter()
+                    self.task.grad(batch)
+                    self.fetching.gradient_seconds = time.perf_counter() - began
+                    training.clock.lap("compute")
+                    mark = mark_of_step(training.step + 1)
+                    if isinstance(batch, LeasedBatch) and not batch.confirm(mark):
+                        epoch.rows_here -= batch.num_rows  # somebody else trains on them now
+                        continue
+                    self._step(epoch, batch.num_rows)
+                    if self._is_stopped:
+                        break
+                self._end(epoch)
+            if training.stopped is not None and len(training.history) < training.schedule.epochs:
+                self._agree_to_go_on(len(training.history))
+            self.client.close()
+        except BaseException:
+            self.client.abort()
+            raise
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def _step(self, epoch: Epoch, num_rows: int) -> None:
+        training = self.training
+        totals = self.task.totals()
+        if not math.isfinite(totals.loss):
+            raise NonFiniteLoss(totals.loss, epoch.number + 1, training.step + 1, self.ctx.rank)
+        self._follow_learning_rate()
+        if self.buffers is not None:
+            self.buffers.tell(self.client)
+        self.exchange(totals, num_rows)
+        training.clock.lap("communication")
+        training.spans.lap("communication")
+        epoch.count(self.lockstep.agreed(totals))
+        epoch.tick()
+
+    def _attend(self, epoch: Epoch) -> bool:
+        """A step without a row, beside those who have some; False if nobody has."""
+        self.task.grad(Batch.empty())
+        self.client.push(SUMS, self.task.params.stats.double().cpu()).wait()
+        self.client.clock()
+        self.fetch()
+        self.training.clock.lap("communication")
+        totals = self.lockstep.agreed(Totals())
+        if self._is_stopped or not self.lockstep.anybody_has_rows:
+            return False
+        if totals.rows:
+            epoch.count(totals)
+        epoch.tick()
+        return True
+
+    def exchange(self, totals: Totals, num_rows: int) -> None:
+        """Push this batch's gradients with all that counts them, and pull the model."""
+        client, params, fetching = self.client, self.task.params, self.fetching
+        fetching.end()
+        client.flush()  # one step at most is in doubt when a worker dies
+        mark = mark_of_step(self.training.step + 1)
+        grads = params.grads.to("cpu", copy=True) if fetching.overlaps else params.grads
+        self.tables.push(client, grads, totals.weight, mark)
+        client.push(SUMS, params.stats.double().cpu(), mark=mark)
+        self.progress.tell(client, self.progress.place.after(num_rows, 1), mark)
+        client.clock_behind()
+        fetching.begin()
+        if fetching.overlaps:
+            make_own_step(params.values, params.grads, totals.weight, self.make_updater())
+            return
+        if self.training.epoch is not None and self.leases is None:
+            self.training.epoch.read_ahead()
+        fetching.end()
+        client.flush()  # before the next gradient is written where this one lies
+
+    def fetch(self) -> None:
+        self.fetching.begin()
+        self.fetching.end()
+
+    @property
+    def _is_stopped(self) -> bool:
+        return bool(self.task.forward.totals(self.sums - self.begun).stops)
+
+    def _totals(self) -> Totals:
+        """Of all workers, since the epoch began."""
+        return self.task.forward.totals(self.sums - self.before)
+
+    def _follow_learning_rate(self) -> None:
+        """A schedule sets it at the worker; the first worker tells the servers."""
+        for set_rate in self.task.on_agreed:
+            set_rate()
+        if self.strategy.updater is not None or self.ctx.rank:
+            return
+        updater = self.make_updater()
+        if updater != self.updater:
+            self.updater = updater
+            self.client.set_optimizer(updater, self.tables.names)
+
+    # -- an epoch -------------------------------------------------------------------------------
+
+    def _start(self, epoch: Epoch) -> bool:
+        """Begin it together; False if another worker knows that the run is to end."""
+        if not self._agree_to_go_on(epoch.number):
+            return False
+        if self.training.first_epoch is not epoch:  # else an earlier attempt has told of it
+            start = Place(epoch.number, 0, self.training.step)
+            if start != self.progress.place:
+                self.progress.tell(self.client, start, mark_of_start(start.step))
+        # One that was started again may be behind the others, until the epoch's end.
+        self.lockstep.begin_epoch(is_in_step=self._is_with_others)
+        self._is_with_others = True
+        return True
+
+    def _agree_to_go_on(self, number: int) -> bool:
+        training, strategy = self.training, self.strategy
+        sums_before = strategy.sums_before
+        if strategy.snapshot is not None:
+            self.comm.begin("a checkpoint")  # to which nobody comes who has trained since
+            # Once only: who comes back after the barrier must not undo what the others have done.
+            if not self.ctx.rank and not self.ctx.ask("restored", done=False):
+                self.tables.check(strategy.snapshot)
+                self.client.restore(strategy.snapshot)
+                self.ctx.ask("restored", done=True)
+            strategy.snapshot = strategy.sums_before = None
+            self.comm.barrier()
+        self.comm.begin(f"start of epoch {number}")
+        self.fetch()
+        if not self.ctx.rank:
+            for index in range(self._num_rows_told, len(training.history)):
+                self.ctx.ask("row", number=index + 1, row=training.history[index])
+            self._num_rows_told = len(training.history)
+        own = {"sums": self.sums.tolist(), "stopped": training.stopped}
+        own["before"] = own["sums"] if sums_before is None else sums_before
+        met = self._exchange(own)
+        self.begun = torch.tensor(met[0]["sums"], dtype=torch.float64)
+        self.before = torch.tensor(met[0]["before"], dtype=torch.float64)
+        reasons = [one["stopped"] for one in met if one["stopped"] is not None]
+        training.stopped = reasons[0] if reasons else None
+        return not reasons
+
+    def _end(self, epoch: Epoch) -> None:
+        """Everybody's totals, and the model that all have come to."""
+        self.fetching.drop()
+        self.client.flush()
+        stats = self.client.stats
+        self.ctx.event("client", **stats.to_dict())
+        self.ctx.traffic.sent(stats.bytes_pushed, stats.pushes)
+        self.client.close()  # the others no longer wait for this worker's clock
+        self.comm.begin(f"end of epoch {epoch.number}")
+        self.comm.barrier()
+        if self.leases is not None:
+            epoch.used_rows = self.leases.used_rows(epoch.number)
+        self.client = self._join()
+        self.fetch()
+        training = self.training
+        own = {
+            "sums": self.sums.tolist(),
+            "steps": [epoch.steps, training.step],
+            "stops": training.stop_request is not None,
+            "waited": stats.wait_seconds,
+            "behind": sum(clocks * reads for clocks, reads in stats.staleness.items()),
+            "reads": stats.staleness.total(),
+        }
+        met = self._exchange(own)
+        self.sums = torch.tensor(met[0]["sums"], dtype=torch.float64)
+        epoch.totals = self._totals().without_votes()
+        # Those with fewer rows have made fewer steps: the run is as far as the one with the most.
+        epoch.steps, training.step = (max(one["steps"][i] for one in met) for i in range(2))
+        epoch.measured[WAIT_SECONDS] = sum(one["waited"] for one in met) / len(met)
+        epoch.measured[STALENESS] = sum(one["behind"] for one in met) / max(
+            1, sum(one["reads"] for one in met)
+        )
+        if any(one["stops"] for one in met):
+            training.interrupt()
+        else:
+            self.before = self.sums.clone()
+
+    def _exchange(self, value: Any) -> list[Any]:
+        return [json.loads(words) for words in self.comm.exchange(json.dumps(value).encode())]
+
+    def _ask_for_others(self, **fields: Any) -> Any:
+        if self.ctx.wait_for_the_end(0):
+            raise CommunicationError("the driver has ended the run, or is gone")
+        return self.ctx.ask("meeting", **fields)
+
+    # -- coming, and coming back ------------------------------------------------------------------
+
+    def come_back(self) -> None:
+        """Go on where an earlier attempt at this task has come to, if this is not the first."""
+        if self.ctx.attempt:
+            come_back(self)
+
+    def _join(self) -> WorkerClient:
+        client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)
+        try:
+            self.tables.init(client, self.initial, self.updater)
+            client.init(SUMS, torch.zeros_like(self.sums), updater=Add(), exact=True)
+            self.progress.init(client)
+        except BaseException:
+            client.abort()
+            raise
+        return client

@@ -1,0 +1,56 @@
+"""Names that saved models and checkpoints have for classes of this package that have moved since.
+
+A saved estimator names its strategy and its callbacks by module and class, and a checkpoint's
+fingerprint has the same names in it. Files keep the names of the first release that wrote them, so
+that a class can move inside the package and older files still load and resume. A class that moves
+gets a line here; a class that has no line is recorded under its own name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Where a class is now, and under which module it is recorded.
+_RECORDED = {
+    "sparkdml.parameter_server.consistency:ASP": "sparkdml.server.consistency.asp",
+    "sparkdml.parameter_server.consistency:BSP": "sparkdml.server.consistency.bsp",
+    "sparkdml.parameter_server.consistency:SSP": "sparkdml.server.consistency.ssp",
+    "sparkdml.parameter_server.consistency:TAP": "sparkdml.server.consistency.tap",
+    "sparkdml.parameter_server.expulsion:Expulsion": "sparkdml.server.consistency.expulsion",
+    "sparkdml.parameter_server.filters:Largest": "sparkdml.server.filters",
+    "sparkdml.parameter_server.filters:Significant": "sparkdml.server.filters",
+    "sparkdml.parameter_server.group:ServerGroup": "sparkdml.serving.group",
+    "sparkdml.parameter_server.kvstore.serving:WithStore": "sparkdml.kvstore.serving",
+    "sparkdml.parameter_server.optimizers:Adagrad": "sparkdml.server.optimizers",
+    "sparkdml.parameter_server.optimizers:Adam": "sparkdml.server.optimizers",
+    "sparkdml.parameter_server.optimizers:Add": "sparkdml.server.optimizers",
+    "sparkdml.parameter_server.optimizers:SGD": "sparkdml.server.optimizers",
+    "sparkdml.parameter_server.strategy:ParameterServer": "sparkdml.strategies.parameter_server",
+    "sparkdml.strategies.backup_workers.strategy:BackupWorkers": (
+        "sparkdml.strategies.backup_workers"
+    ),
+    "sparkdml.strategies.decentralized.ad_psgd:ADPSGD": "sparkdml.strategies.ad_psgd",
+    "sparkdml.strategies.decentralized.gossip:Gossip": "sparkdml.strategies.gossip",
+    "sparkdml.strategies.local.block_momentum:BlockMomentum": "sparkdml.strategies.block_momentum",
+    "sparkdml.strategies.local.easgd:EASGD": "sparkdml.strategies.easgd",
+    "sparkdml.strategies.local.hogwild:Hogwild": "sparkdml.strategies.hogwild",
+    "sparkdml.strategies.local.local_sgd:LocalSGD": "sparkdml.strategies.local_sgd",
+    "sparkdml.strategies.local.slow_mo:SlowMo": "sparkdml.strategies.slow_mo",
+    "sparkdml.strategies.second_order.lbfgs:LBFGS": "sparkdml.strategies.lbfgs",
+    "sparkdml.strategies.second_order.newton_cg:NewtonCG": "sparkdml.strategies.newton_cg",
+}
+_CURRENT = {
+    f"{module}:{current.partition(':')[2]}": current.partition(":")[0]
+    for current, module in _RECORDED.items()
+}
+
+
+def recorded_module(value: Any) -> str:
+    """The module under which files name this class or function."""
+    module: str = value.__module__
+    return _RECORDED.get(f"{module}:{value.__qualname__}", module)
+
+
+def current_module(module: str, name: str) -> str:
+    """The module that has a recorded class or function now."""
+    return _CURRENT.get(f"{module}:{name}", module)

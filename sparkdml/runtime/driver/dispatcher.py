@@ -1,0 +1,93 @@
+"""What the tasks of a submission say and ask, passed on to whom it concerns at the driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sparkdml.errors import DataError
+from sparkdml.feed.sharding import DataFacts
+from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
+from sparkdml.runtime.driver.control_server import Member
+from sparkdml.runtime.driver.spools import Spools
+from sparkdml.runtime.protocol.connection import Message
+from sparkdml.runtime.protocol.roles import Role, num_tasks, seat_in
+from sparkdml.runtime.protocol.service import Desk, Peer
+from sparkdml.runtime.worker.context import NO_ROWS
+
+OnEvent = Callable[[int, Message], None]
+
+
+class Reception:
+    """Called from the endpoint's threads, one for each task."""
+
+    def __init__(
+        self,
+        jobs: Sequence[tuple[Role, ...]],
+        on_event: OnEvent,
+        read_facts: Callable[[], DataFacts | None],
+        run: CheckpointedRun | None,
+        spools: Spools | None,
+        desk: Desk | None,
+    ) -> None:
+        self._seats = [seat_in(job, index) for job in jobs for index in range(num_tasks(job))]
+        self._num_workers = jobs[0][0].count
+        self._on_event, self._read_facts = on_event, read_facts
+        self._run, self._spools, self._desk = run, spools, desk
+        self._peers: dict[int, Peer] = {}  # by number, the last attempt of each
+        self._num_rows: dict[int, int] = {}
+
+    def change(self, member: Member) -> None:
+        """A task has come, or gone."""
+        role, rank = self._seats[member.rank]
+        peer = Peer(role.name, rank, member.attempt, member.host)
+        if member.state == "here":
+            self._peers[member.rank] = peer
+        if self._desk is None:
+            return
+        if member.state == "here":
+            self._desk.came(peer)
+        else:
+            self._desk.went(peer, member.state)
+
+    def event(self, number: int, message: Message) -> None:
+        if message.get("kind") != "spooled":
+            self._on_event(number, message)
+        elif self._spools is not None:
+            self._spools.note(number, message, self._num_workers)
+
+    def answer(self, number: int, message: Message) -> Any:
+        what = message.get("what")
+        if what == "clock":
+            return time.time()  # for the timeline, whose ranks all go by the driver's clock
+        if what == "facts":
+            return self._facts()
+        if what == "rows":
+            return self._check_rows(number, int(message["num_rows"]))
+        if what == "desk":
+            if self._desk is None:
+                return None
+            peer, about = self._peers[number], str(message["about"])
+            return self._desk.answer(peer, about, message["fields"])
+        if what == "spool-lost" and self._spools is not None:
+            return self._spools.lost(number)
+        return None if self._run is None else self._run.answer(number, message)
+
+    def _check_rows(self, number: int, num_rows: int) -> None:
+        """Where Spark can't tell how many rows there are, the workers do."""
+        self._num_rows[number] = num_rows
+        if len(self._num_rows) == self._num_workers and not any(self._num_rows.values()):
+            raise DataError(NO_ROWS)
+
+    def _facts(self) -> Message | None:
+        facts = self._read_facts()
+        if facts is None:
+            return None if self._spools is None else self._spools.facts
+        known: Message = {**asdict(facts), "problem": facts.problem(), "refusal": None}
+        if self._run is not None:
+            known["refusal"] = self._run.check_data(known)
+        if self._spools is not None:
+            self._spools.facts = known
+        return known

@@ -1,0 +1,129 @@
+"""Whether a failed run is worth another try: a decision, and nothing else.
+
+Spark's own words about a job that failed before our code could speak, made useful.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdml.errors import (
+    CheckpointError,
+    DataError,
+    NonFiniteLoss,
+    NotEnoughSlots,
+    ParameterError,
+    SetupError,
+    SparkDMLError,
+    StoreError,
+    WorkerError,
+    WorkerLost,
+)
+
+# Trained again from the same state, these would come again.
+_CERTAIN_TO_COME_AGAIN = (
+    CheckpointError,
+    DataError,
+    NonFiniteLoss,
+    NotEnoughSlots,
+    ParameterError,
+)
+
+
+def is_certain(kind: type) -> bool:
+    """Whether an error of this kind would come again."""
+    return issubclass(kind, _CERTAIN_TO_COME_AGAIN) and not issubclass(kind, StoreError)
+
+
+@dataclass
+class Restarts:
+    """Counts failures since the last progress: since the newest checkpoint is a newer one."""
+
+    max_restarts: int
+    count: int = 0  # without progress
+    total: int = 0
+    first_cause: Exception | None = None
+    _newest_step: int = -1
+    _seen: set[tuple[str, int | None]] = field(default_factory=set)
+
+    def why_not(self, error: Exception, newest_step: int, start_step: int) -> str | None:
+        """Why not to try again after this failure, or None to do so."""
+        if newest_step > self._newest_step:
+            self._newest_step, self.count, self.first_cause = newest_step, 0, None
+        self.count += 1
+        self.total += 1
+        if self.first_cause is None:
+            self.first_cause = error
+        if is_certain(type(error)) or not isinstance(error, SparkDMLError):
+            return "it would come again"
+        step = failed_step(error)
+        may_be_luck = isinstance(error, WorkerLost | StoreError)
+        if self.total == 1 and (step or 0) <= start_step and not may_be_luck:
+            return "no step was made: most likely the code is wrong, or the setting"
+        if isinstance(error, WorkerError) and not isinstance(error, WorkerLost):
+            key = (error.reason, step)
+            if key in self._seen:
+                return f"the same error came twice at step {step}: the code is wrong"
+            self._seen.add(key)
+        if self.count > self.max_restarts:
+            return (
+                f"{self.count} failures without a new checkpoint (maxRestarts={self.max_restarts})"
+            )
+        return None
+
+
+def failed_step(error: BaseException | None) -> int | None:
+    """After which step a worker failed, if it could tell."""
+    while error is not None:
+        if isinstance(error, WorkerError) and error.step is not None:
+            return error.step
+        error = error.__cause__
+    return None
+
+
+def describe_failure(error: BaseException) -> dict[str, Any]:
+    """A failure as an event, for whoever watches the run."""
+    worker: BaseException | None = error
+    while worker is not None and not isinstance(worker, WorkerError):
+        worker = worker.__cause__
+    known = worker if isinstance(worker, WorkerError) else None
+    return {
+        "kind": "failure",
+        "cause": one_line(error),
+        "failed_rank": None if known is None else known.rank,
+        "host": None if known is None else known.host,
+        "traceback": "" if known is None else known.worker_traceback[-10_000:],
+        "step": failed_step(error),
+    }
+
+
+def one_line(error: BaseException) -> str:
+    """A failure without its traceback."""
+    return str(error).partition("\n")[0][:500]
+
+
+def explain_spark_error(error: Exception, worker_python: str) -> Exception:
+    """A failure of which no worker could speak: it never came as far as our code."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    if not isinstance(error, PySparkException | Py4JError):
+        return error  # at the driver itself: a function that can't be pickled, for instance
+    text = str(error)
+    explained: Exception = WorkerError(-1, "an unknown host", f"Spark ended the job: {text}")
+    for line in text.splitlines():
+        unreachable = re.search(r"SetupError: (rank \d+ on .* can't reach the driver.*)", line)
+        if unreachable is not None:
+            explained = SetupError(unreachable[1])
+            break
+        if "ModuleNotFoundError" in line or "PYTHON_VERSION_MISMATCH" in line:
+            explained = SetupError(
+                f"the workers' Python ({worker_python}) can't run the job: {line.strip()}. Set "
+                "PYSPARK_PYTHON to a Python that has the driver's version, torch, pyarrow and "
+                "sparkdml on every host, or ship them with --py-files or --archives"
+            )
+            break
+    explained.__cause__ = error
+    return explained

@@ -1,0 +1,1 @@
+"""What driver and workers exchange: the plan, roles, connections, blobs and results."""

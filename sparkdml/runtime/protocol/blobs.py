@@ -1,0 +1,146 @@
+"""Objects taken apart into a small pickle and their large buffers.
+
+The pickle goes by Spark's own channels, as all code must. The buffers are plain bytes, of which
+nothing is ever unpickled, so they may go another way. Tensors that share memory still do when they
+are put together again.
+
+Several buffers one after another in a file, and mapped from it again.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pyspark.cloudpickle import CloudPickler
+from torch.storage import TypedStorage, UntypedStorage
+
+ALIGNMENT = 64  # of each buffer, for the vector units that will read it
+PIECE_BYTES = 4 << 20
+
+
+def pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The file's content, without a copy of anything."""
+    for buffer in buffers:
+        for start in range(0, buffer.nbytes, PIECE_BYTES):
+            yield buffer[start : start + PIECE_BYTES]
+        yield memoryview(bytes(_padding(buffer.nbytes)))
+
+
+def total(sizes: Sequence[int]) -> int:
+    return sum(size + _padding(size) for size in sizes)
+
+
+def map_buffers(path: Path, sizes: Sequence[int]) -> list[memoryview]:
+    """Pages are read when they are used; writing to them changes neither file nor other readers.
+
+    The file may be removed at once: the mapping outlives its name.
+    """
+    found = path.stat().st_size
+    if found != total(sizes):
+        raise OSError(f"{path} has {found:,} bytes, not {total(sizes):,}")
+    with path.open("rb") as file:
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    buffers, start = [], 0
+    for size in sizes:
+        buffers.append(whole[start : start + size])
+        start += size + _padding(size)
+    return buffers
+
+
+def _padding(size: int) -> int:
+    return -size % ALIGNMENT
+
+
+LEAST_BYTES = 1 << 20  # smaller buffers stay inside of the pickle
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What `pack` makes; the buffers are those of the object itself, not copies."""
+
+    pickled: bytes
+    buffers: list[memoryview]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+def pack(value: Any) -> Parcel:
+    file = io.BytesIO()
+    packer = _Packer(file)
+    packer.dump(value)  # type: ignore[no-untyped-call]
+    return Parcel(file.getvalue(), packer.buffers)
+
+
+def unpack(pickled: bytes, buffers: Sequence[memoryview]) -> Any:
+    """`pickled` must have come by a trusted channel. Tensors become views of the buffers."""
+    return _Unpacker(pickled, buffers).load()
+
+
+class _Packer(CloudPickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)  # type: ignore[no-untyped-call]
+        self.buffers: list[memoryview] = []
+        self._storages: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+        kind = type(value)
+        if kind is bytes:
+            return ("bytes", self._add(value)) if len(value) >= LEAST_BYTES else None
+        if kind is np.ndarray:
+            if value.nbytes < LEAST_BYTES or value.dtype.hasobject or not value.flags.c_contiguous:
+                return None
+            flat = value.reshape(-1).view(np.uint8)
+            return "array", self._add(flat), value.dtype.str, value.shape
+        if kind is TypedStorage:
+            found = self._add_storage(value._untyped_storage)
+            return None if found is None else ("storage", found, value.dtype)
+        if kind is UntypedStorage:
+            found = self._add_storage(value)
+            return None if found is None else ("untyped", found)
+        return None
+
+    def _add(self, buffer: Any) -> int:
+        self.buffers.append(memoryview(buffer).cast("B"))
+        return len(self.buffers) - 1
+
+    def _add_storage(self, storage: UntypedStorage) -> int | None:
+        if storage.device.type != "cpu" or storage.nbytes() < LEAST_BYTES:
+            return None
+        key = storage._cdata
+        if key not in self._storages:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._storages[key] = self._add(whole.numpy())
+        return self._storages[key]
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, pickled: bytes, buffers: Sequence[memoryview]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._buffers = buffers
+        self._storages: dict[int, UntypedStorage] = {}
+
+    def persistent_load(self, key: tuple[Any, ...]) -> Any:
+        kind, index, *details = key
+        buffer = self._buffers[index]
+        if kind == "bytes":
+            return buffer.tobytes()
+        if kind == "array":
+            dtype, shape = details
+            return np.frombuffer(buffer, dtype=dtype).reshape(shape)
+        if index not in self._storages:
+            self._storages[index] = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+        storage = self._storages[index]
+        if kind == "untyped":
+            return storage
+        typed: Any = TypedStorage
+        return typed(wrap_storage=storage, dtype=details[0], _internal=True)

@@ -1,0 +1,73 @@
+"""The plan: the one frozen thing that is shipped to executors, built field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparkdml.checkpoint.checkpointer import CheckpointPlan
+from sparkdml.checkpoint.stores.relay import RelayPlace
+from sparkdml.feed.feed import FeedPlan
+from sparkdml.runtime.driver.spools import KeptSpool
+from sparkdml.runtime.protocol.roles import Resources as Resources
+from sparkdml.runtime.protocol.roles import Role as Role
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is to be carried out, whatever it computes."""
+
+    num_workers: int | None = None  # None: as many as there are slots
+    resources: Resources = field(default_factory=Resources)
+    backend: str = "auto"
+    seed: int = 0
+    slot_timeout: float = 60.0
+    max_restarts: int = 3  # without a new checkpoint in between
+    min_workers: int = 1  # to go on with after a failure
+    replacement_seconds: float = 60.0  # to wait for an executor in place of a lost one
+    heartbeat_timeout: float = 8.0
+    name: str = "sparkdml"
+    timeline: bool = False  # whether workers record spans
+    forwards_output: bool = False  # whether what workers print and log is shown at the driver
+    keeps_on_interrupt: bool = False  # whether Ctrl-C asks the workers to end in good order
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a worker must know before it speaks to anybody."""
+
+    run_id: str
+    role: Role  # in a job of several roles the first, until each task has found its own
+    resources: Resources
+    driver_host: str
+    driver_port: int  # the endpoint: liveness, events, failures
+    store_port: int
+    kv_port: int
+    token: str
+    backend: str
+    seed: int
+    source: Literal["arrow", "rows", "none"]
+    feed: FeedPlan | None
+    checkpoint: CheckpointPlan | None = None
+    roles: tuple[Role, ...] = ()  # all that this job has, if they are several
+    first_number: int = 0  # of this job's tasks among all of the run
+    secret: bytes = field(default=b"", repr=False)  # of the run: never on a wire but Spark's own
+    must_encrypt: bool = False  # whether Spark's settings ask for it
+    spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
+    stale_spools: tuple[str, ...] = ()  # of earlier attempts, to be removed where they are found
+    heartbeat_seconds: float = 1.0
+    timeline: bool = False  # whether to record spans
+    forwards_output: bool = False
+    depot: RelayPlace | None = None  # where what is large is fetched and left; None: by Spark
+    cargo_bytes: int = 0  # from how many bytes on something is large
+    counts_rows: bool = False  # whether workers must look at all rows first, as Spark can't tell
+
+    @property
+    def job_roles(self) -> tuple[Role, ...]:
+        return self.roles or (self.role,)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this role is the one that trains: its rank 0 is number 0 of the run."""
+        return not self.first_number and self.role == self.job_roles[0]

@@ -1,0 +1,1 @@
+"""Workers that average their models with their neighbours', without a centre."""

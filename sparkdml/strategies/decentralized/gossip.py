@@ -1,0 +1,164 @@
+"""D-PSGD: every worker has a model of its own and averages it with its neighbours' in each step.
+
+x_i(t+1) = sum_j W_ij x_j(t) - step(gradient of rank i at x_i(t)), with W doubly stochastic (Lian et
+al. 2017, "Can decentralized algorithms outperform centralized algorithms?", arXiv 1705.09056). The
+parameters travel while the gradient is computed; nothing of a model's size goes to all ranks. A few
+numbers do (rows, loss, votes), by an allreduce, so that all ranks count and end alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sparkdml.checkpoint.state import State
+from sparkdml.comm.base import PointToPoint, Work
+from sparkdml.comm.peers import messages_of, open_peers
+from sparkdml.errors import ParameterError
+from sparkdml.runtime.protocol.plan import Role
+from sparkdml.strategies.base import Strategy, check_backend
+from sparkdml.strategies.decentralized.mixing import (
+    GRAPHS,
+    Graph,
+    check_edges,
+    edges_of,
+    mixing_matrix,
+)
+from sparkdml.strategies.replicas import (
+    CONSENSUS_DISTANCE,
+    Replicas,
+    make_alike,
+    refuse_gradient_monitor,
+)
+from sparkdml.training.task import Totals
+from sparkdml.training.training import Training
+
+if TYPE_CHECKING:
+    from sparkdml.training.job import TrainingJob
+
+
+class Gossip(Strategy):
+    """Average with the neighbours in a graph, in every step; the model is the average over ranks.
+
+    How far the replicas are from their average is in the history, as `consensus_distance`.
+
+    Args:
+        graph: "ring", "random", "complete" (every rank averages with all others), or the pairs of
+            ranks that talk to each other.
+        degree: about how many neighbours each rank has in a random graph; 4 unless given.
+        seed: of the random graph.
+        backend: "horovod", "torch", "mpi", or "auto", as in `AllReduce`. Neighbours' messages
+            go by torch.
+    """
+
+    steps_together = True
+    columns = (CONSENSUS_DISTANCE,)
+
+    def __init__(
+        self, graph: Graph = "ring", degree: int | None = None, seed: int = 0, backend: str = "auto"
+    ) -> None:
+        if isinstance(graph, str) and graph not in GRAPHS:
+            allowed = f"one of {', '.join(map(repr, GRAPHS))}, or pairs of ranks"
+            raise ParameterError("graph", graph, allowed)
+        if degree is not None and graph != "random":
+            raise ParameterError("degree", degree, "left out unless graph is 'random'")
+        if degree is not None and degree < 2:
+            raise ParameterError("degree", degree, "at least 2")
+        self.graph, self.degree, self.seed = graph, degree, seed
+        self.backend = check_backend(backend)
+
+    def roles(self, num_workers: int) -> list[Role]:
+        check_edges(self._edges(num_workers), num_workers)
+        return [Role("worker", num_workers)]
+
+    def _edges(self, size: int) -> set[tuple[int, int]]:
+        return edges_of(self.graph, size, 4 if self.degree is None else self.degree, self.seed)
+
+    def check(self, job: TrainingJob) -> None:
+        refuse_gradient_monitor(self, job)
+
+    def run(self, role: str, training: Training) -> None:
+        task, clock, comm = training.task, training.clock, training.ctx.comm
+        make_alike(task, comm)
+        self._replicas = Replicas(training)
+        with open_peers(comm) as peers:
+            mixer = Mixer(
+                task.params.values, messages_of(peers), comm.rank, self._matrix(comm.size)
+            )
+            for epoch in training.epochs():
+                for batch in epoch:
+                    mixer.start()
+                    task.grad(batch)
+                    clock.lap("compute")
+                    own, totals = task.totals(), self._add_up(training)
+                    mixer.wait()
+                    clock.lap("communication")
+                    training.spans.lap("communication")
+                    if not epoch.count(totals):
+                        break  # nobody had a row left
+                    mixer.mix()
+                    task.apply(own)
+                    training.spans.lap("optimizer")
+                    epoch.tick()
+                epoch.measured[CONSENSUS_DISTANCE] = self._replicas.judge_average()
+
+    def _matrix(self, size: int) -> list[list[float]]:
+        weights: list[list[float]] = mixing_matrix(self._edges(size), size).tolist()
+        return weights
+
+    def _add_up(self, training: Training) -> Totals:
+        stats = training.task.params.stats.clone()
+        return training.task.forward.totals(training.ctx.comm.allreduce_(stats))
+
+    def state(self) -> State:
+        return self._replicas.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._replicas.load(state)
+
+    def __repr__(self) -> str:
+        # A run may only go on over the same graph, so all that makes it one is in here.
+        if not isinstance(self.graph, str):
+            return f"Gossip({sorted(tuple(sorted(pair)) for pair in self.graph)})"
+        degree = "" if self.degree is None else f", degree={self.degree}"
+        seed = f", seed={self.seed}" if self.graph == "random" else ""
+        return f"Gossip({self.graph!r}{degree}{seed})"
+
+
+class Mixer:
+    """Sends this rank's parameters to its neighbours, and averages theirs with its own."""
+
+    def __init__(
+        self, values: Tensor, messages: PointToPoint, rank: int, matrix: list[list[float]]
+    ) -> None:
+        self._values, self._messages = values, messages
+        self._own_weight = matrix[rank][rank]
+        self._weights = {r: w for r, w in enumerate(matrix[rank]) if w and r != rank}
+        # By way of the host's memory: messages on GPUs would need an order of their own.
+        self._incoming = {r: torch.empty_like(values, device="cpu") for r in self._weights}
+        self._works: list[Work] = []
+
+    def start(self) -> None:
+        """The parameters must stay as they are until `wait` returns."""
+        if not self._weights:
+            return
+        outgoing = self._values.cpu()  # the same tensor, if it is there already
+        self._works = [
+            *(self._messages.irecv_(tensor, rank) for rank, tensor in self._incoming.items()),
+            *(self._messages.isend(outgoing, rank) for rank in self._incoming),
+        ]
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []
+
+    def mix(self) -> None:
+        if not self._weights:
+            return
+        self._values.mul_(self._own_weight)
+        for rank, weight in self._weights.items():  # in rank order: the same bits each time
+            self._values.add_(self._incoming[rank].to(self._values.device), alpha=weight)

@@ -1,0 +1,105 @@
+"""When a failed run is worth another try, and who sits where."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdml.errors import (
+    CheckpointError,
+    DataError,
+    NonFiniteLoss,
+    SetupError,
+    StoreError,
+    WorkerError,
+    WorkerLost,
+)
+from sparkdml.runtime.driver.failures import Restarts
+from sparkdml.runtime.driver.spools import KeptSpool, Spools, seat
+
+
+def raised(reason, step):
+    error = WorkerError(1, "here", reason)
+    error.step = step
+    return error
+
+
+LOST = WorkerLost(1, "here", "gone")
+
+
+def test_lost_workers_are_replaced_as_long_as_there_is_progress():
+    restarts = Restarts(max_restarts=1)
+    for newest in (10, 20, 30, 40):
+        assert restarts.why_not(LOST, newest, 0) is None
+    assert "maxRestarts=1" in restarts.why_not(LOST, 40, 40)
+    assert restarts.total == 5
+
+
+def test_the_first_cause_since_the_last_progress_is_kept():
+    restarts = Restarts(max_restarts=5)
+    first, second, third = (WorkerLost(0, "here", str(n)) for n in range(3))
+    restarts.why_not(first, 10, 0)
+    restarts.why_not(second, 10, 10)
+    assert restarts.first_cause is first
+    restarts.why_not(third, 20, 10)
+    assert restarts.first_cause is third
+
+
+def test_the_same_exception_twice_at_one_step_is_a_bug():
+    restarts = Restarts(max_restarts=50)
+    assert restarts.why_not(raised("ValueError: x", 12), 10, 0) is None
+    assert restarts.why_not(raised("ValueError: x", 13), 10, 10) is None
+    assert restarts.why_not(raised("KeyError: y", 12), 10, 10) is None
+    assert "twice at step 12" in restarts.why_not(raised("ValueError: x", 12), 10, 10)
+
+
+def test_a_first_submission_that_made_no_step():
+    for error in (raised("ValueError: shapes", 0), SetupError("no module")):
+        assert "no step was made" in Restarts(9).why_not(error, -1, 0)
+    assert Restarts(9).why_not(LOST, -1, 0) is None
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("x"), NonFiniteLoss(1.0, 1, 1, 0), CheckpointError("x"), OSError("x")]
+)
+def test_what_is_certain_to_come_again(error):
+    assert Restarts(9).why_not(error, 10, 0) == "it would come again"
+
+
+def test_a_store_may_come_back():
+    restarts = Restarts(9)
+    restarts.why_not(LOST, 10, 0)
+    assert restarts.why_not(StoreError("unreachable"), 10, 10) is None
+
+
+@given(
+    hosts=st.lists(st.sampled_from("abc"), min_size=1, max_size=7),
+    spooled=st.dictionaries(st.integers(0, 6), st.sampled_from("abc")),
+)
+def test_every_rank_has_one_seat(hosts, spooled):
+    spooled = {rank: host for rank, host in spooled.items() if rank < len(hosts)}
+    ranks = seat(hosts, spooled)
+    assert sorted(ranks) == list(range(len(hosts)))
+    for partition, rank in enumerate(ranks):
+        if rank not in spooled:
+            assert rank == partition, "its rows come from Spark, to that partition"
+
+
+def test_ranks_sit_where_their_spools_are():
+    assert seat(["a", "b", "b"], {0: "b", 1: "a", 2: "b"}) == [1, 0, 2]
+    assert seat(["a", "b", "b"], {0: "b", 2: "b"}) in ([0, 1, 2], [2, 1, 0])
+
+
+def test_spools_serve_only_as_many_workers_as_before():
+    spools = Spools()
+    told = {"host": "a", "folder": "/x", "whole": False}
+    spools.note(0, told, 2)
+    assert spools.usable(2) == {}
+    spools.note(0, {**told, "whole": True}, 2)
+    assert spools.usable(2) == {0: KeptSpool("a", "/x")}
+    assert spools.usable(3) == {}
+    spools.left_behind()
+    assert spools.stale() == ()
+    spools.lost(0)
+    assert spools.stale() == ("/x",)
+    assert spools.usable(2) == {}
+    assert spools.num_losses == 1
