@@ -43,7 +43,7 @@ def num_stretches(count: int, kinds: Sequence[Kind]) -> int:
 
 
 def make_schedule(
-    count: int, kinds: Sequence[Kind], steps: int, steps_an_epoch: int, num_workers: int, seed: int
+    count: int, kinds: Sequence[Kind], steps: int, steps_per_epoch: int, num_workers: int, seed: int
 ) -> list[Fault]:
     """Every kind in turn, at random steps that lie apart; a disk fills while it is written to."""
     dice = random.Random(seed)
@@ -51,8 +51,8 @@ def make_schedule(
     early = [kind for kind in chosen if kind == "full disk"]
     late = [kind for kind in chosen if kind != "full disk"]
     dice.shuffle(late)
-    faults = _spread(early, 5, steps_an_epoch // 2, num_workers, dice)
-    faults += _spread(late, steps_an_epoch, steps - steps_an_epoch // 2, num_workers, dice)
+    faults = _spread(early, 5, steps_per_epoch // 2, num_workers, dice)
+    faults += _spread(late, steps_per_epoch, steps - steps_per_epoch // 2, num_workers, dice)
     return sorted(faults, key=lambda fault: fault.step)
 
 

@@ -35,7 +35,7 @@ class Log:
             self.disk.fill()
         else:
             self.is_shut.set()
-            self.store.door.shut()
+            self.store.authenticator.shut()
             timer = threading.Timer(LONGEST_OUTAGE_SECONDS, self._reopen)
             timer.daemon = True
             timer.start()
@@ -44,7 +44,7 @@ class Log:
         with self._lock:
             if self.is_shut.is_set():
                 self.is_shut.clear()
-                self.store.door.unlock()
+                self.store.authenticator.unlock()
 
     def on_event(self, rank: int, message: dict[str, Any]) -> None:
         if message.get("kind") == "failure":

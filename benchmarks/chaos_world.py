@@ -64,7 +64,7 @@ class Disk:
             subprocess.run(["umount", "-l", str(self.folder)], check=True)
 
 
-class Door:
+class Authenticator:
     """A TCP port that leads to another one, until it is shut."""
 
     def __init__(self, target: int) -> None:
@@ -121,11 +121,11 @@ class ObjectStore:
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self._wait_for(f"http://127.0.0.1:{port}/moto-api/")
-        self.door = Door(port)
+        self.authenticator = Authenticator(port)
         self.options: dict[str, Any] = {
             "key": "chaos",
             "secret": "not-a-secret",
-            "endpoint_url": f"http://127.0.0.1:{self.door.port}",
+            "endpoint_url": f"http://127.0.0.1:{self.authenticator.port}",
         }
         import s3fs  # type: ignore[import-untyped]
 

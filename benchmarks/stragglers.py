@@ -118,7 +118,7 @@ def train(rows: DataFrame, name: str, epochs: int, seconds_a_row: float) -> Outc
         callbacks=[RowsOfTheSlow()],
         verbose=0,
     )
-    if not STRATEGIES[name].brings_optimizer:
+    if not STRATEGIES[name].has_own_optimizer:
         estimator.setOptimizer(partial(torch.optim.SGD, lr=0.1))
     fitted = estimator.fit(rows)
     later = list(fitted.history)[1:]

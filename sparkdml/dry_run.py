@@ -93,9 +93,9 @@ def first_batch(dataset: DataFrame, feed: FeedPlan, num_rows: int) -> Batch:
 
 def copied(plan: TaskPlan) -> TaskPlan:
     """As it would arrive at a worker, and not compiled, which takes longer than the rest."""
-    parcel = pack(replace(plan, compile=False))
-    buffers = [memoryview(bytearray(buffer)) for buffer in parcel.buffers]
-    result: TaskPlan = unpack(parcel.pickled, buffers)
+    pickled = pack(replace(plan, compile=False))
+    buffers = [memoryview(bytearray(buffer)) for buffer in pickled.buffers]
+    result: TaskPlan = unpack(pickled.pickled, buffers)
     return result
 
 

@@ -143,17 +143,17 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         if self.value("dryRun"):
             try_rows(fit)
         stragglers, evaluations = Stragglers(), Evaluations()
-        last_words: dict[str, Any] = {"stopped": None}
+        final_fields: dict[str, Any] = {"stopped": None}
 
         def end() -> dict[str, Any]:
             slow = [asdict(straggler) for straggler in stragglers.report()]
-            return {**last_words, "stragglers": slow}
+            return {**final_fields, "stragglers": slow}
 
         observers: list[Observer] = [stragglers, evaluations]
         observers += [*self._observers(fit.spark), *others]
         with watched(fit.start(), observers, end) as tell:
             fitted = fit.train(self.value("checkpoint"), tell)
-            last_words["stopped"] = fitted.result.stopped
+            final_fields["stopped"] = fitted.result.stopped
         first = fitted.result.first_step_time
         history = History(
             fitted.result.history,
@@ -218,11 +218,11 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
     def _build_module(self) -> nn.Module:
         """The module at the driver: finds out most mistakes before any job."""
         strategy: Strategy = self.value("strategy")
-        needed = ("model",) if strategy.brings_optimizer else ("model", "optimizer")
+        needed = ("model",) if strategy.has_own_optimizer else ("model", "optimizer")
         for name in needed:
             if not self.isDefined(name):
                 raise ParameterError(name, None, "given", f"Pass {name}= to TorchEstimator.")
-        if strategy.brings_optimizer and self.isDefined("optimizer"):
+        if strategy.has_own_optimizer and self.isDefined("optimizer"):
             raise ParameterError(
                 "optimizer",
                 self.value("optimizer"),

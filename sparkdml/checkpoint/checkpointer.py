@@ -17,7 +17,7 @@ import torch
 from sparkdml.checkpoint.archive import REPLICATED_PART, rank_part, read_part
 from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.manifest import Kind, Manifest, Part, checkpoint_id
-from sparkdml.checkpoint.policy import Every, Pace
+from sparkdml.checkpoint.policy import CheckpointSchedule, Interval
 from sparkdml.checkpoint.state import Entry, State, merge
 from sparkdml.checkpoint.stores.base import Place
 from sparkdml.checkpoint.writer import Outgoing, Writer, Written
@@ -25,7 +25,7 @@ from sparkdml.errors import CheckpointError, SetupError, StoreError
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 
 if TYPE_CHECKING:
-    from sparkdml.runtime.worker.control_client import Link
+    from sparkdml.runtime.worker.control_client import ControlClient
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CheckpointPlan:
     )  # an object that the driver has just written: who can't read it has another disk
     submission: int
     resume: Manifest | None
-    every: Every
+    every: Interval
     epoch_ends: bool = False  # whether each epoch's end is saved, whatever `every` says
     writes: bool = True  # a replay only reads
     failures: int = 0
@@ -62,18 +62,18 @@ class Checkpointer:
         rank: int,
         size: int,
         worker: dict[str, Any],
-        link: Link,
+        client: ControlClient,
         spans: NoSpans = NO_SPANS,
     ) -> None:
         self.plan = plan
         self.resumed = plan.resume
         self._rank, self._size = rank, size
         self._worker = worker  # its host, device and backend, for the manifest
-        self._link = link
+        self._client = client
         self._spans = spans
         self._store = plan.place.open()
         self._writer = Writer(self._store)
-        self._pace = Pace(
+        self._schedule = CheckpointSchedule(
             plan.every,
             now=time.monotonic(),
             step=self.step,
@@ -84,7 +84,7 @@ class Checkpointer:
             failure_seconds=plan.failure_seconds,
         )
         if plan.resume is not None:
-            self._pace.costed(plan.resume.copy_seconds, plan.resume.write_seconds)
+            self._schedule.costed(plan.resume.copy_seconds, plan.resume.write_seconds)
         self._last_error: BaseException | None = None
         self._check_shared()
 
@@ -117,7 +117,7 @@ class Checkpointer:
             raise
         except CheckpointError as error:
             # The driver will choose the parent, and start again.
-            self._link.ask("damaged", id=manifest.id, why=str(error))
+            self._client.ask("damaged", id=manifest.id, why=str(error))
             raise
         return {**(replicated[0] if replicated else {}), **ours}
 
@@ -137,11 +137,11 @@ class Checkpointer:
 
     def due(self, step: int) -> bool:
         """Whether it is time for one, by rank 0's clock: ask on rank 0, and tell the others."""
-        return self.writes and self._pace.due_after_step(step, time.monotonic())
+        return self.writes and self._schedule.due_after_step(step, time.monotonic())
 
     def due_after_epoch(self, epoch: int) -> bool:
         """The same on every rank."""
-        return self.writes and self._pace.due_after_epoch(epoch)
+        return self.writes and self._schedule.due_after_epoch(epoch)
 
     def save(
         self,
@@ -181,7 +181,7 @@ class Checkpointer:
             "size": self._size,
             "worker": self._describe_worker(),
         }
-        self._pace.taken(step, time.monotonic())
+        self._schedule.taken(step, time.monotonic())
         self._writer.write(id, files, lambda written: self._written(report, written))
         if kind == "root":
             self._writer.wait()
@@ -198,12 +198,12 @@ class Checkpointer:
         self._last_error = written.error
         self._spans.add_write(written.write_seconds, sum(part.num_bytes for part in written.parts))
         if written.error is None:  # else the waits between attempts would count
-            self._pace.costed(written.copy_seconds, written.write_seconds)
+            self._schedule.costed(written.copy_seconds, written.write_seconds)
         report["copy_seconds"] = written.copy_seconds
         report["write_seconds"] = written.write_seconds
         report["parts"] = [asdict(part) for part in written.parts]
         report["error"] = None if written.error is None else str(written.error)
-        self._link.ask("parts", **report)
+        self._client.ask("parts", **report)
 
     def _describe_worker(self) -> dict[str, Any]:
         """On what the bits of the state depend, beside the plan."""

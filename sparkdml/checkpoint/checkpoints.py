@@ -10,7 +10,7 @@ from sparkdml.checkpoint.archive import Archive
 from sparkdml.checkpoint.keep import Keep, parse_keep
 from sparkdml.checkpoint.lineage import Lineage
 from sparkdml.checkpoint.manifest import Manifest
-from sparkdml.checkpoint.policy import Every, check_failure_seconds, parse_every
+from sparkdml.checkpoint.policy import Interval, check_failure_seconds, parse_every
 from sparkdml.checkpoint.stores.places import StoreAccess, resolve_place
 from sparkdml.errors import CheckpointError, ParameterError
 
@@ -39,7 +39,7 @@ class Checkpoints:
     def __init__(
         self,
         path: str,
-        every: int | str | timedelta | Every = "auto",
+        every: int | str | timedelta | Interval = "auto",
         keep: int | Keep | None = 3,
         *,
         resume: Literal["auto", "force"] = "auto",

@@ -101,7 +101,7 @@ class Committer:
         try:
             self._archive.record(submission)
         except Exception as error:
-            warnings.warn(f"the run's record can't be written: {_told(error)}", stacklevel=2)
+            warnings.warn(f"the run's record can't be written: {_reported(error)}", stacklevel=2)
 
     def _commit(self, reports: dict[int, Report]) -> None:
         first = reports[0]
@@ -134,7 +134,7 @@ class Committer:
         try:
             self._archive.commit(manifest)
         except Exception as error:  # of any kind: nobody would hear it on this thread
-            self._lost(first, _told(error))
+            self._lost(first, _reported(error))
             return
         parent, self.newest = self.newest, manifest
         self._on_commit(manifest)
@@ -143,7 +143,7 @@ class Committer:
         except Exception as error:
             warnings.warn(
                 f"the checkpoint of step {manifest.step} is safe, but older ones could not be "
-                f"removed ({_told(error)}). That is tried again after the next one",
+                f"removed ({_reported(error)}). That is tried again after the next one",
                 stacklevel=2,
             )
 
@@ -156,7 +156,7 @@ class Committer:
         )
 
 
-def _told(error: Exception) -> str:
+def _reported(error: Exception) -> str:
     """Ours speak for themselves; others need their kind."""
     if isinstance(error, CheckpointError):
         return str(error)

@@ -64,7 +64,7 @@ _WHOLE_UNITS: dict[str, Unit] = {
 
 
 @dataclass(frozen=True)
-class Every:
+class Interval:
     """What `every=` means. `amount` is a whole number of steps or epochs; "auto" has none."""
 
     unit: Unit
@@ -76,19 +76,19 @@ class Every:
         return f"{self.amount:.15g} {self.unit[:-1] if self.amount == 1 else self.unit}"
 
 
-def parse_every(every: int | str | timedelta | Every) -> Every:
+def parse_every(every: int | str | timedelta | Interval) -> Interval:
     """`every=` as users write it: steps as a number, all else with its unit."""
     match every:
-        case Every():
+        case Interval():
             return _checked(every, every)
         case bool():
             raise ParameterError("every", every, _ALLOWED)
         case timedelta():
-            return _checked(every, Every("seconds", every.total_seconds()))
+            return _checked(every, Interval("seconds", every.total_seconds()))
         case str():
             return _parse_text(every)
         case SupportsIndex():
-            return _checked(every, Every("steps", operator.index(every)))
+            return _checked(every, Interval("steps", operator.index(every)))
         case float():
             raise ParameterError(
                 "every", every, _ALLOWED, 'A fraction needs its unit, such as "2.5 seconds"'
@@ -97,23 +97,23 @@ def parse_every(every: int | str | timedelta | Every) -> Every:
             raise ParameterError("every", every, _ALLOWED)
 
 
-def _parse_text(text: str) -> Every:
+def _parse_text(text: str) -> Interval:
     found = _TEXT.fullmatch(text.strip().lower())
     if not found:
         raise ParameterError("every", text, _ALLOWED, "A number in text needs its unit")
     number, unit = found["number"], found["unit"]
     if unit == "auto" and number is None:
-        return Every("auto")
+        return Interval("auto")
     if unit in _SECONDS_IN:
-        return _checked(text, Every("seconds", float(number or 1) * _SECONDS_IN[unit]))
+        return _checked(text, Interval("seconds", float(number or 1) * _SECONDS_IN[unit]))
     if unit in _WHOLE_UNITS:
         if number and "." in number:
             raise ParameterError("every", text, f"a whole number of {_WHOLE_UNITS[unit]}")
-        return _checked(text, Every(_WHOLE_UNITS[unit], int(number or 1)))
+        return _checked(text, Interval(_WHOLE_UNITS[unit], int(number or 1)))
     raise ParameterError("every", text, _ALLOWED)
 
 
-def _checked(given: object, every: Every) -> Every:
+def _checked(given: object, every: Interval) -> Interval:
     if not 0 < every.amount < math.inf:
         raise ParameterError("every", given, f"more than 0 {every.unit}")
     return every
@@ -142,7 +142,7 @@ def auto_interval(cost_seconds: float, failure_seconds: float, highest_overhead:
     return max(best, SHORTEST_SECONDS, cost_seconds / highest_overhead)
 
 
-class Pace:
+class CheckpointSchedule:
     """Tells the training thread when a checkpoint is due. It holds no clock: callers say `now`.
 
     What is due stays due until it is `taken`, so a caller that still has a write in flight may
@@ -160,7 +160,7 @@ class Pace:
 
     def __init__(
         self,
-        every: Every,
+        every: Interval,
         now: float,
         *,
         step: int = 0,

@@ -27,7 +27,7 @@ from sparkdml.comm.torch_groups import connect_store, make_groups
 from sparkdml.errors import CommunicationError, SetupError
 
 # How many reductions of one kind may be under way before the oldest is waited for.
-NAMES_A_KIND = 8
+NAMES_PER_KIND = 8
 
 # Horovod's own wait spins for ever, and on a busy host takes the core that its communication thread
 # needs. Sleeping from the start costs half a millisecond in each small allreduce, since an idle
@@ -83,7 +83,7 @@ class Names:
         self._under_way: dict[str, HorovodWork] = {}
 
     def next(self, kind: str) -> str:
-        place = self._num_calls.get(kind, 0) % NAMES_A_KIND
+        place = self._num_calls.get(kind, 0) % NAMES_PER_KIND
         self._num_calls[kind] = place + 1
         name = f"sparkdml.{kind}.{place}"
         earlier = self._under_way.pop(name, None)

@@ -71,8 +71,8 @@ class Layout:
 
     @property
     def num_words(self) -> int:
-        words_an_item = 2 if self.dtype.itemsize == 16 else 1
-        return math.prod(self.shape) * words_an_item
+        words_per_item = 2 if self.dtype.itemsize == 16 else 1
+        return math.prod(self.shape) * words_per_item
 
     def from_words(self, words: Tensor) -> Tensor:
         return words.view(self.dtype).view(self.shape)

@@ -22,19 +22,19 @@ class _NoPeers:
     """Point to point among one: the ability is there, but nobody to talk to."""
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> NoReturn:
-        raise _nobody("to", to)
+        raise no_peers("to", to)
 
     def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> NoReturn:
-        raise _nobody("source", source)
+        raise no_peers("source", source)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> NoReturn:
-        raise _nobody("to", to)
+        raise no_peers("to", to)
 
     def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> NoReturn:
-        raise _nobody("source", source)
+        raise no_peers("source", source)
 
 
-def _nobody(parameter: str, rank: int | None) -> ParameterError:
+def no_peers(parameter: str, rank: int | None) -> ParameterError:
     return ParameterError(parameter, rank, "another rank, and there is only one", "Add workers.")
 
 

@@ -103,14 +103,14 @@ class ThreadHub:
         """What every member deposited, in the order of `members`."""
         key = (group, sequence)
 
-        def everybody_came() -> list[Any] | None:
+        def all_arrived() -> list[Any] | None:
             meeting = self._meetings[key]
             missing = [who for who in members if who not in meeting.values]
             self._check_not_departed(missing, all_needed=True)
             return None if missing else [meeting.values[who] for who in members]
 
         with self._changed:
-            values = self._wait_until(everybody_came, f"call {sequence} of group {group!r}")
+            values = self._wait_until(all_arrived, f"call {sequence} of group {group!r}")
             meeting = self._meetings[key]
             meeting.num_taken += 1
             if meeting.num_taken == len(members):
@@ -132,21 +132,21 @@ class ThreadHub:
             return self._mail[group, source, to, tag].claim()
 
     def receive(self, group: str, source: int, to: int, tag: int, number: int) -> Tensor:
-        def it_came() -> Tensor | None:
+        def it_arrived() -> Tensor | None:
             message = self._mail[group, source, to, tag].take(number)
             if message is None:
                 self._check_not_departed([source], all_needed=True)
             return message
 
         with self._changed:
-            return self._wait_until(it_came, f"a message with tag {tag} to rank {to}")
+            return self._wait_until(it_arrived, f"a message with tag {tag} to rank {to}")
 
     def receive_any(
         self, group: str, sources: Sequence[int], to: int, tag: int
     ) -> tuple[int, Tensor]:
         """The oldest unclaimed message of the first of the sources that has one."""
 
-        def any_came() -> tuple[int, Tensor] | None:
+        def any_arrived() -> tuple[int, Tensor] | None:
             for source in sources:
                 box = self._mail[group, source, to, tag]
                 if box.has_unclaimed:
@@ -157,7 +157,7 @@ class ThreadHub:
             return None
 
         with self._changed:
-            return self._wait_until(any_came, f"a message with tag {tag} to rank {to}")
+            return self._wait_until(any_arrived, f"a message with tag {tag} to rank {to}")
 
     def _wait_until(self, attempt: Callable[[], Result | None], what: str) -> Result:
         results: list[Result] = []

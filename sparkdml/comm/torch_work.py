@@ -86,7 +86,7 @@ def failed(error: RuntimeError, alarm: Alarm) -> CommunicationError:
 
 THREAD_NAME = "sparkdml-message-watch"
 
-_NOBODYS_TAG = (1 << 31) - 1
+_UNUSED_TAG = (1 << 31) - 1
 _AT_ONCE = timedelta(milliseconds=1)
 
 
@@ -125,7 +125,7 @@ class MessageWatch:
         # One time-out breaks all connections, but with a peer that is gone it does not come to one.
         for peer in self._peers:
             with contextlib.suppress(RuntimeError):
-                group.recv([torch.empty(1)], peer, _NOBODYS_TAG).wait(_AT_ONCE)
+                group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(_AT_ONCE)
 
     def close(self) -> None:
         self._closed.set()

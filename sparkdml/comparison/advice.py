@@ -62,7 +62,7 @@ class Advice:
         measured, size = self.measured, self.measured.max_workers
         ratio = measured.communication(size) / max(measured.step(size), 1e-9)
         wanted = math.ceil(math.log2(max(2.0, ratio / ENOUGH)))
-        at_most = math.floor(math.log2(max(2, measured.steps_an_epoch(size))))
+        at_most = math.floor(math.log2(max(2, measured.steps_per_epoch(size))))
         return int(2 ** min(wanted, at_most))
 
     @property
@@ -98,7 +98,7 @@ class Advice:
         if self.agreement.balances:
             sentences.append(
                 "The slowest worker takes "
-                f"{measured.slowest / min(measured.steps_together):.1f} times as long for a step "
+                f"{measured.slowest / min(measured.is_synchronous):.1f} times as long for a step "
                 "as the quickest: the others wait for it in every step, unless rows move to them."
             )
         sentences.append(self._verdict())
@@ -113,9 +113,9 @@ class Advice:
         measured, agreement, workers = self.measured, self.agreement, self.workers
         if workers == 1:
             why = "communication eats what they bring"
-            if min(measured.steps_together) > 1.5 * measured.step_alone:
+            if min(measured.is_synchronous) > 1.5 * measured.step_alone:
                 why = "workers on one host take each other's processors"
-            elif measured.steps_an_epoch(1) == 1:
+            elif measured.steps_per_epoch(1) == 1:
                 why = "a single step takes all rows"
             return f"Distribution is not needed: more workers would not be faster, since {why}."
         if not self.is_needed:

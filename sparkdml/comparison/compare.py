@@ -152,7 +152,7 @@ def _check(
 
 def _with(estimator: TorchEstimator, strategy: Strategy) -> TorchEstimator:
     changed: TorchEstimator = estimator.copy()
-    if strategy.brings_optimizer:
+    if strategy.has_own_optimizer:
         changed.clear(changed.getParam("optimizer"))
     changed._set(strategy=strategy)
     return changed

@@ -19,7 +19,7 @@ class Network:
     """What a message costs: `latency` for itself, and so many seconds for each byte."""
 
     latency: float
-    seconds_a_byte: float
+    seconds_per_byte: float
 
     @classmethod
     def fit(cls, size: int, small: float, large: float, num_bytes: int) -> Network:
@@ -34,7 +34,7 @@ class Network:
         if workers < 2:
             return 0.0
         moved = 2 * (workers - 1) / workers * num_bytes
-        return 2 * (workers - 1) * self.latency + moved * self.seconds_a_byte
+        return 2 * (workers - 1) * self.latency + moved * self.seconds_per_byte
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Measured:
     batch_size: int  # of a worker and step, gradients that are accumulated included
     model_bytes: int  # of the gradients
     step_alone: float  # of a worker while the others rest: read, forward, backward, apply
-    steps_together: tuple[float, ...]  # of each, when all step at the same time
+    is_synchronous: tuple[float, ...]  # of each, when all step at the same time
     max_workers: int
     hand_over: float  # from the call until every worker had its rows
     network: Network  # as strategies use it
@@ -73,12 +73,12 @@ class Measured:
     @property
     def slowest(self) -> float:
         """The step of the worker that the others wait for."""
-        return max(self.steps_together)
+        return max(self.is_synchronous)
 
     @property
     def balanced(self) -> float:
         """A step of as many rows, had each worker the part of them that its speed allows."""
-        return len(self.steps_together) / sum(1.0 / each for each in self.steps_together)
+        return len(self.is_synchronous) / sum(1.0 / each for each in self.is_synchronous)
 
     def step(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
         """Without communication: workers on one host get in each other's way."""
@@ -96,9 +96,9 @@ class Measured:
     def epoch(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
         """Seconds of a pass over the spooled rows, with `batch_size` rows a worker and step."""
         step = self.step(workers, agreement) + self.communication(workers, agreement)
-        return self.steps_an_epoch(workers) * step
+        return self.steps_per_epoch(workers) * step
 
-    def steps_an_epoch(self, workers: int) -> int:
+    def steps_per_epoch(self, workers: int) -> int:
         return -(-self.rows // (workers * self.batch_size))
 
     def speedup(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:

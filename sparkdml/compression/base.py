@@ -40,7 +40,7 @@ class Compression(ABC):
     # Whether it adds up by allreduce alone, so that any topology carries it.
     any_topology: ClassVar[bool]
     # Whether ranks keep what they have not sent, and send it later.
-    has_debts: ClassVar[bool]
+    has_residuals: ClassVar[bool]
 
     @abstractmethod
     def reducer(

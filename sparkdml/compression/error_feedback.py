@@ -25,28 +25,28 @@ from sparkdml.training.totals import ROWS
 End = Callable[[], tuple[Tensor, Tensor]]
 
 
-def with_debt(sums: Tensor, debt: Tensor, rows: float) -> Tensor:
+def with_residual(sums: Tensor, residual: Tensor, rows: float) -> Tensor:
     """What should be sent for so many rows: their gradients' sum, and what is owed."""
-    return torch.add(sums, debt, alpha=rows)
+    return torch.add(sums, residual, alpha=rows)
 
 
-def pay_(debt: Tensor, wanted: Tensor, sent: Tensor, rows: float) -> None:
+def compensate_(residual: Tensor, wanted: Tensor, sent: Tensor, rows: float) -> None:
     """What is owed after `sent` was sent where `wanted` should have been, in place."""
     if rows:
-        torch.sub(wanted, sent, out=debt).div_(rows)
+        torch.sub(wanted, sent, out=residual).div_(rows)
 
 
-class DebtReducer(Reducer):
+class ResidualReducer(Reducer):
     """Error feedback around any exchange; each bucket has a debt."""
 
     sends_stats: ClassVar[bool] = False  # whether a bucket's exchange adds up its stats, too
 
     def __init__(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> None:
         self._comm, self._params, self._buckets = comm, params, buckets
-        self._debts = [torch.zeros_like(b.grads, dtype=torch.float32) for b in buckets]
+        self._residuals = [torch.zeros_like(b.grads, dtype=torch.float32) for b in buckets]
 
     def reduce_async_(self, index: int) -> Work:
-        bucket, debt = self._buckets[index], self._debts[index]
+        bucket, residual = self._buckets[index], self._residuals[index]
         # This rank's own: all were counted in the forward passes, before the first gradient was
         # complete. They are read before the stats are on their way to be summed.
         rows = float(self._params.stats[ROWS])
@@ -54,12 +54,12 @@ class DebtReducer(Reducer):
         begun = begin_stats(self._comm, bucket) if is_empty or not self.sends_stats else []
         if is_empty:
             return Unfinished(begun, lambda: None)
-        wanted = with_debt(bucket.grads.float(), debt, rows)
+        wanted = with_residual(bucket.grads.float(), residual, rows)
         end = self.begin(index, wanted, rows)
 
         def finish() -> None:
             sent, total = end()
-            pay_(debt, wanted, sent, rows)
+            compensate_(residual, wanted, sent, rows)
             bucket.grads.copy_(total)
 
         return Unfinished(begun, finish)
@@ -70,10 +70,10 @@ class DebtReducer(Reducer):
 
     def state(self) -> State:
         """Each rank's own; with another number of ranks all begin without debts."""
-        return {"debts": Entry(self._debts, "reset")}
+        return {"debts": Entry(self._residuals, "reset")}
 
     def load(self, state: Mapping[str, Any]) -> list[str]:
-        return load_all_("debts", self._debts, state.get("debts"))
+        return load_all_("debts", self._residuals, state.get("debts"))
 
 
 def copy_all_(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -122,7 +122,7 @@ class FP16(Compression):
     """Gradients travel as float16, scaled so that neither large nor small ones are lost."""
 
     any_topology: ClassVar[bool] = True
-    has_debts: ClassVar[bool] = False
+    has_residuals: ClassVar[bool] = False
 
     def reducer(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> Reducer:
         return ScaledReducer(comm, buckets)
@@ -133,7 +133,7 @@ class BF16(Compression):
     """Gradients travel as bfloat16: any size of number, with two to three digits of it."""
 
     any_topology: ClassVar[bool] = True
-    has_debts: ClassVar[bool] = False
+    has_residuals: ClassVar[bool] = False
 
     def reducer(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> Reducer:
         return HalfReducer(torch.bfloat16, comm, buckets)

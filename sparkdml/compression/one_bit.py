@@ -24,7 +24,13 @@ from torch import Tensor
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator, reduce_in_rank_order
 from sparkdml.compression.base import Compression, Reducer
-from sparkdml.compression.error_feedback import DebtReducer, End, load_all_, pay_, with_debt
+from sparkdml.compression.error_feedback import (
+    End,
+    ResidualReducer,
+    compensate_,
+    load_all_,
+    with_residual,
+)
 from sparkdml.training.flat import Bucket, FlatParams
 
 MIN_COLUMN, MAX_COLUMN = 256, 8192
@@ -116,7 +122,7 @@ def cut_evenly(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [list(lengths[start:stop]) for start, stop in pairwise(borders)]
 
 
-class OneBitReducer(DebtReducer):
+class OneBitReducer(ResidualReducer):
     """Debts of two kinds: of what this rank has sent of its own, and of its part of the sum.
 
     Stats go to every rank as they are, behind the bits of its part, and each adds them up.
@@ -135,7 +141,7 @@ class OneBitReducer(DebtReducer):
             parts = cut_evenly(lengths, comm.size)
             self._parts.append([Columns(part, device) for part in parts])
         own = [parts[comm.rank].num_numbers for parts in self._parts]
-        self._sum_debts = [torch.zeros(count, device=device) for count in own]
+        self._sum_residuals = [torch.zeros(count, device=device) for count in own]
 
     def begin(self, index: int, wanted: Tensor, rows: float) -> End:
         comm, columns, parts = self._comm, self._columns[index], self._parts[index]
@@ -149,7 +155,7 @@ class OneBitReducer(DebtReducer):
         ]
 
         def end() -> tuple[Tensor, Tensor]:
-            own, debt = parts[comm.rank], self._sum_debts[index]
+            own, residual = parts[comm.rank], self._sum_residuals[index]
             lengths = [own.num_bytes + stats.nbytes] * comm.size
             arrived = [
                 message.split_with_sizes([own.num_bytes, stats.nbytes])
@@ -160,9 +166,9 @@ class OneBitReducer(DebtReducer):
             received = [own.read(message) for message, _ in arrived]
             all_rows = sum(rows for rows, _ in received)
             numbers = torch.stack([numbers for _, numbers in received]).sum(0)
-            total = with_debt(numbers, debt, all_rows)
+            total = with_residual(numbers, residual, all_rows)
             message = own.write(all_rows, *own.quantise(total))
-            pay_(debt, total, own.read(message)[1], all_rows)
+            compensate_(residual, total, own.read(message)[1], all_rows)
             lengths = [part.num_bytes for part in parts]
             gathered = zip(comm.allgather(message, lengths), parts, strict=True)
             sums = [part.read(message)[1] for message, part in gathered]
@@ -171,13 +177,13 @@ class OneBitReducer(DebtReducer):
         return end
 
     def state(self) -> State:
-        return {**super().state(), "sum_debts": Entry(self._sum_debts, "reset")}
+        return {**super().state(), "sum_debts": Entry(self._sum_residuals, "reset")}
 
     def load(self, state: Mapping[str, Any]) -> list[str]:
         lost = super().load(state)
         if lost:  # parts of other buckets, though one may be as long as this rank's
             return [*lost, "debts of sums"]
-        return load_all_("debts of sums", self._sum_debts, state.get("sum_debts"))
+        return load_all_("debts of sums", self._sum_residuals, state.get("sum_debts"))
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,7 @@ class OneBit(Compression):
     """
 
     any_topology: ClassVar[bool] = False
-    has_debts: ClassVar[bool] = True
+    has_residuals: ClassVar[bool] = True
 
     def reducer(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> Reducer:
         return OneBitReducer(comm, params, buckets)

@@ -21,7 +21,7 @@ from torch import Tensor
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator
 from sparkdml.compression.base import Compression, Reducer
-from sparkdml.compression.error_feedback import DebtReducer, End, copy_all_, load_all_
+from sparkdml.compression.error_feedback import End, ResidualReducer, copy_all_, load_all_
 from sparkdml.errors import ParameterError
 from sparkdml.training.flat import Bucket, FlatParams
 
@@ -53,7 +53,7 @@ def multiply_(into: Sequence[Tensor], left: Sequence[Tensor], right: Sequence[Te
         torch.mm(one, other.T, out=target)
 
 
-class PowerReducer(DebtReducer):
+class PowerReducer(ResidualReducer):
     """Two allreduces a bucket: the first overlaps with backward, the second follows from it."""
 
     def __init__(
@@ -124,7 +124,7 @@ class PowerSGD(Compression):
 
     rank: int = 2
     any_topology: ClassVar[bool] = True
-    has_debts: ClassVar[bool] = True
+    has_residuals: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:

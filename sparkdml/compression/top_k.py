@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparkdml.comm.base import Communicator
 from sparkdml.compression.base import Compression, Reducer
-from sparkdml.compression.error_feedback import DebtReducer, End
+from sparkdml.compression.error_feedback import End, ResidualReducer
 from sparkdml.errors import ParameterError
 from sparkdml.training.flat import Bucket, FlatParams
 
@@ -32,7 +32,7 @@ def spread(pairs: Tensor, into: Tensor) -> Tensor:
     return into.index_add_(0, pairs[:, 0].long(), values)
 
 
-class TopKReducer(DebtReducer):
+class TopKReducer(ResidualReducer):
     """Each rank's pairs go to all others, and are added up in rank order."""
 
     def __init__(
@@ -71,7 +71,7 @@ class TopK(Compression):
 
     fraction: float = 0.01
     any_topology: ClassVar[bool] = False
-    has_debts: ClassVar[bool] = True
+    has_residuals: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:

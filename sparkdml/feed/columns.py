@@ -184,14 +184,14 @@ def _unnest(
         length = int(lengths[0]) if len(lengths) else 0
         odd = np.flatnonzero(lengths != length)
         if odd.size:
-            lists_a_value = max(1, len(lengths) // max(1, shape[0]))
-            row = row_of(int(odd[0]) // lists_a_value)
+            lists_per_value = max(1, len(lengths) // max(1, shape[0]))
+            row = row_of(int(odd[0]) // lists_per_value)
             raise ragged(column.name, int(lengths[odd[0]]), length, show_row(batch, row))
         values = values.flatten()
         if values.null_count:
-            elements_a_value = max(1, len(values) // max(1, shape[0]))
+            elements_per_value = max(1, len(values) // max(1, shape[0]))
             element = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-            raise _inner_null(column, batch, row_of(element // elements_a_value))
+            raise _inner_null(column, batch, row_of(element // elements_per_value))
         shape.append(length)
     array: np.ndarray = values.to_numpy(zero_copy_only=False)
     return array.reshape(shape)

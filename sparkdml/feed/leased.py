@@ -116,7 +116,7 @@ class LeaseReader:
     """One worker's batches, epoch after epoch."""
 
     def __init__(self, ask: Ask, source: PieceSource, rank: int) -> None:
-        self._ask_desk, self._source, self._rank = ask, source, rank
+        self._ask_service, self._source, self._rank = ask, source, rank
         self._begun: int | None = None
         self._met: set[int] = set()
         self._lost: set[int] = set()  # leases that went to others
@@ -238,7 +238,7 @@ class LeaseReader:
         return valid
 
     def _ask(self, what: str, epoch: int, **fields: Any) -> dict[str, Any]:
-        answer = self._ask_desk(f"lease.{what}", epoch=epoch, **fields)
+        answer = self._ask_service(f"lease.{what}", epoch=epoch, **fields)
         if answer is None:
             raise CommunicationError("the driver does not answer questions about leases")
         assert isinstance(answer, dict)

@@ -22,7 +22,7 @@ from sparkdml.feed.plan import Arrays, Chunk, FeedPlan
 if TYPE_CHECKING:
     from pyspark import RDD
 
-ROWS_A_CHUNK = 4096
+ROWS_PER_CHUNK = 4096
 
 
 def shard_rdd(
@@ -72,7 +72,7 @@ def _absorb(value: Any, digest: hashlib.blake2b) -> None:
 
 def read_rows(pairs: Iterator[tuple[int, Any]], plan: FeedPlan) -> Iterator[Chunk]:
     """Chunks of columns from (hash, row) pairs. `plan.columns` is not needed: rows tell."""
-    while part := list(islice(pairs, ROWS_A_CHUNK)):
+    while part := list(islice(pairs, ROWS_PER_CHUNK)):
         rows = [as_fields(row) for _, row in part]
         hashes = np.fromiter((key for key, _ in part), dtype=np.int64, count=len(part))
         fields = {name: _column(name, rows) for name in rows[0]}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-BITS_A_ROUND = 6
+BITS_PER_ROUND = 6
 MAX_VALUES = 2000
 MAX_KEYS = 200_000  # to look at one by one
 ALLOWED = ["string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date"]
@@ -105,12 +105,12 @@ def _search(rows: DataFrame, column: str, fraction: float) -> dict[Any, Stratum]
         num_rows = sum(bucket.num_rows for bucket in buckets)
         held_out = math.floor(fraction * num_rows + 0.5)
         _narrow(value, _Search(0, held_out, num_rows, held_out), buckets, 0, found, open_)
-    bits = BITS_A_ROUND
+    bits = BITS_PER_ROUND
     while open_ and sum(search.num_rows for search in open_.values()) > MAX_KEYS and bits < 54:
         wanted, open_ = open_, {}
         for value, buckets in _count(rows, bits, wanted, column).items():
             _narrow(value, wanted[value], buckets, bits, found, open_)
-        bits += BITS_A_ROUND
+        bits += BITS_PER_ROUND
     if open_:
         found.update(_look(rows, bits, open_))
     return found
@@ -127,9 +127,9 @@ def _narrow(
     """Find the bucket that the cut goes through."""
     needed = search.needed
     for bucket in sorted(buckets, key=lambda bucket: bucket.number):
-        prefix = search.prefix << BITS_A_ROUND | bucket.number
+        prefix = search.prefix << BITS_PER_ROUND | bucket.number
         if not needed:  # right before this bucket
-            first = prefix << (64 - bits - BITS_A_ROUND)
+            first = prefix << (64 - bits - BITS_PER_ROUND)
             found[value] = Stratum(first, 0, search.num_held_out)
             return
         if needed < bucket.num_rows:
@@ -152,14 +152,14 @@ def _count(
 
     if wanted is not None:
         rows = _with_prefix(rows, bits, wanted)
-    next_bits = F.shiftrightunsigned("key", 64 - bits - BITS_A_ROUND).bitwiseAND(
-        F.lit((1 << BITS_A_ROUND) - 1)
+    next_bits = F.shiftrightunsigned("key", 64 - bits - BITS_PER_ROUND).bitwiseAND(
+        F.lit((1 << BITS_PER_ROUND) - 1)
     )
     counted = rows.groupBy("value", next_bits.alias("bucket")).agg(
         F.count(F.lit(1)).alias("n"), F.min("key").alias("least"), F.max("key").alias("largest")
     )
     by_value: dict[Any, list[_Bucket]] = {}
-    limit = MAX_VALUES << BITS_A_ROUND
+    limit = MAX_VALUES << BITS_PER_ROUND
     for row in counted.limit(limit + 1).collect():
         if row.value is None or row.value != row.value:
             raise DataError(

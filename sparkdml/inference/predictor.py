@@ -103,8 +103,8 @@ class Predictor:
         return tensor.to(self._device)
 
     def _rows_at_once(self, batch: Batch) -> int:
-        bytes_a_row = sum(batch[name].nbytes for name in batch) // max(1, batch.num_rows)
-        light = min(LIGHT_ROWS, LIGHT_BYTES // max(1, bytes_a_row))
+        bytes_per_row = sum(batch[name].nbytes for name in batch) // max(1, batch.num_rows)
+        light = min(LIGHT_ROWS, LIGHT_BYTES // max(1, bytes_per_row))
         return max(self.plan.batch_size, light)
 
     def _prepare(self, batch: pa.RecordBatch) -> Batch:

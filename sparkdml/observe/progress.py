@@ -19,7 +19,7 @@ from sparkdml.observe.stragglers import Straggler, Times, describe_ranks
 WINDOW_SECONDS = 30.0  # long enough to take in a checkpoint or a short validation
 
 
-class Pace:
+class Throughput:
     """Rows a second over the last half minute, of all ranks together."""
 
     def __init__(self, epochs: int) -> None:
@@ -101,7 +101,7 @@ class Progress:
         if verbose not in (0, 1, 2):
             raise ParameterError("verbose", verbose, "0 (silent), 1 (progress) or 2 (details)")
         self._epochs, self._verbose = epochs, int(verbose)
-        self._pace = Pace(epochs)
+        self._throughput = Throughput(epochs)
         self._workers: int | None = None
         self._epochs_done = self._num_restarts = 0
         self._ranks: dict[int, Times] = {}  # in this epoch
@@ -138,12 +138,12 @@ class Progress:
 
     def _on_submission(self, rank: int, event: dict[str, Any]) -> None:
         self._workers = event["workers"]
-        self._pace.restart()
+        self._throughput.restart()
         self._ranks, self._epoch_to_sum_up = {}, None
 
     def _on_steps(self, rank: int, event: dict[str, Any]) -> None:
         epoch, rows, of = event["epoch"], event["rows"], event["of"]
-        self._pace.count(event.get("time", time.time()), epoch, rows, of)
+        self._throughput.count(event.get("time", time.time()), epoch, rows, of)
         share = min(1.0, rows / of) if of else 0.0
         facts = {"step": f"step {event['step']:,}", "loss": f"loss {event['loss']:.4g}"}
         facts |= self._speed()
@@ -197,7 +197,7 @@ class Progress:
     def _on_restart(self, rank: int, event: dict[str, Any]) -> None:
         self._num_restarts += 1
         self._workers = event.get("workers", self._workers)
-        self._pace.restart()
+        self._throughput.restart()
         workers = "" if self._workers is None else f" with {count(self._workers, 'worker')}"
         self._say(
             f"restart {self._num_restarts}: going on from step {event['from_step']:,}{workers} "
@@ -242,11 +242,11 @@ class Progress:
 
     def _speed(self) -> dict[str, str]:
         facts = {}
-        if (rate := self._pace.rows_per_second) is not None:
+        if (rate := self._throughput.rows_per_second) is not None:
             facts["speed"] = f"{short(rate)} samples/s"
         if self._workers is not None:
             facts["workers"] = count(self._workers, "worker")
-        if (left := self._pace.seconds_left) is not None:
+        if (left := self._throughput.seconds_left) is not None:
             facts["left"] = f"{clock(left)} left"
         return facts
 

@@ -23,7 +23,7 @@ MOST_LOSSES = 100  # a post
 MOST_LOSSES_WAITING = 1_000
 MOST_LOGS = 200
 MOST_EVENTS = 2_000
-RANKS_A_POST = 32
+RANKS_PER_POST = 32
 
 _LEFT_OUT = ("output", "spans")  # of no use in the tab, and large
 
@@ -114,7 +114,7 @@ class EventBatch:
             if event["kind"] == "steps":
                 event["losses"] = thin(event["losses"], MOST_LOSSES)
         self._takes_without_ranks += 1
-        if final or self._takes_without_ranks * RANKS_A_POST >= len(self._ranks):
+        if final or self._takes_without_ranks * RANKS_PER_POST >= len(self._ranks):
             # After run-start, and before run-end, which is the last thing told of a run.
             ends = [event for event in events if event["kind"] == "run-end"]
             others = [event for event in events if event["kind"] != "run-end"]

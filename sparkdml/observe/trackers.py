@@ -49,7 +49,7 @@ class TrackerSettings(Protocol):
 
 
 @runtime_checkable
-class ToldTheOutcome(Protocol):
+class ReceivesOutcome(Protocol):
     """A tracker that wants to know how the run ended, before it is closed."""
 
     def end(self, outcome: str, cause: str | None) -> None:
@@ -202,7 +202,7 @@ class TensorBoardRun:
         self._writer.close()
 
 
-STEP_LOSSES_A_SECOND = 2.0  # a tracker is no place for each of a million steps
+STEP_LOSSES_PER_SECOND = 2.0  # a tracker is no place for each of a million steps
 MAX_WAITING = 10_000
 CLOSE_SECONDS = 20.0
 
@@ -285,7 +285,7 @@ class TrackerObserver:
             return  # trained again after a restart
         self._step = event["step"]
         moment = event.get("time", time.time())
-        if moment - self._last_loss_time < 1 / STEP_LOSSES_A_SECOND:
+        if moment - self._last_loss_time < 1 / STEP_LOSSES_PER_SECOND:
             return
         self._last_loss_time = moment
         step, loss = event["losses"][-1]
@@ -321,7 +321,7 @@ class TrackerObserver:
         try:
             while (entry := self._next()) is not None:
                 tracker.log(*entry)
-            if tracker is not self._given and isinstance(tracker, ToldTheOutcome):
+            if tracker is not self._given and isinstance(tracker, ReceivesOutcome):
                 tracker.end(*self._end)
         except Exception:
             with contextlib.suppress(Exception):  # the first error is the one to tell

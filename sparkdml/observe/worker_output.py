@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 SEND_SECONDS = 0.5
-LINES_A_SEND = 100
-BYTES_A_SEND = 16_384  # 1,000 events may wait in a link whose driver is gone: 16 MB at most
+LINES_PER_SEND = 100
+BYTES_PER_SEND = 16_384  # 1,000 events may wait in a link whose driver is gone: 16 MB at most
 MAX_LINE_CHARACTERS = 2_000
 MAX_WAITING_LINES = 1_000
 SENDS_AT_THE_END = 5
@@ -38,8 +38,8 @@ class OutputLink(Protocol):
 class WorkerOutput:
     """While it is open, lines on stdout and stderr also become "output" events of this rank."""
 
-    def __init__(self, link: OutputLink, host: str) -> None:
-        self._link, self._host = link, host
+    def __init__(self, client: OutputLink, host: str) -> None:
+        self._client, self._host = client, host
         self._waiting: deque[tuple[str, str]] = deque(maxlen=MAX_WAITING_LINES)
         self._num_dropped = 0
         self._pid = os.getpid()
@@ -93,21 +93,21 @@ class WorkerOutput:
     def _send_the_rest(self) -> None:
         """The newest of it: the last words before a failure matter most."""
         num_lines, num_bytes = len(self._waiting), sum(_size(line) for _, line in self._waiting)
-        while num_lines > SENDS_AT_THE_END * LINES_A_SEND or (
-            num_bytes > SENDS_AT_THE_END * BYTES_A_SEND
+        while num_lines > SENDS_AT_THE_END * LINES_PER_SEND or (
+            num_bytes > SENDS_AT_THE_END * BYTES_PER_SEND
         ):
             num_lines -= 1
             num_bytes -= _size(self._waiting.popleft()[1])
             self._num_dropped += 1
         while self._waiting or self._num_dropped:
             self._send_some()
-        self._link.flush()
+        self._client.flush()
 
     def _send_some(self) -> None:
         """One event a stream at most, so that output can't crowd out what the run itself tells."""
         lines: dict[str, list[str]] = {}
         num_lines = num_bytes = 0
-        while self._waiting and num_lines < LINES_A_SEND and num_bytes < BYTES_A_SEND:
+        while self._waiting and num_lines < LINES_PER_SEND and num_bytes < BYTES_PER_SEND:
             stream, line = self._waiting.popleft()
             lines.setdefault(stream, []).append(line)
             num_lines += 1
@@ -116,7 +116,9 @@ class WorkerOutput:
         if dropped and not lines:
             lines["stderr"] = []
         for stream, some in lines.items():
-            self._link.event("output", host=self._host, stream=stream, lines=some, dropped=dropped)
+            self._client.event(
+                "output", host=self._host, stream=stream, lines=some, dropped=dropped
+            )
             dropped = 0
 
 

@@ -21,7 +21,7 @@ from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP, Consistenc
 from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.runtime.protocol.connection import Message
-from sparkdml.runtime.protocol.service import Peer
+from sparkdml.runtime.protocol.service import TaskIdentity
 
 MODELS: dict[str, type[Consistency]] = {model.__name__: model for model in (BSP, SSP, ASP, TAP)}
 
@@ -145,7 +145,7 @@ class Applications:
 
     # -- the desk of the servers' job -------------------------------------------------------------
 
-    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+    def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         with self._lock:
             opened, is_over = dict(self._open), self._over is not None
         if about == WHICH:
@@ -160,13 +160,13 @@ class Applications:
             return {"stop": True}
         return application.ask(str(fields["question"]), **fields["fields"])
 
-    def came(self, peer: Peer) -> None:
+    def on_join(self, peer: TaskIdentity) -> None:
         with self._lock:
             self._here.add(peer.rank)
             if len(self._here) >= self.num_servers:
                 self._all_here.set()
 
-    def went(self, peer: Peer, outcome: str) -> None:
+    def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
         """Each application's other servers stand in, until Spark has started this one again."""
         if outcome == "done":
             return  # the group is over

@@ -68,7 +68,7 @@ class Clocks:
     def __init__(self) -> None:
         self._clocks: dict[int, int] = {}
         self._awaited: frozenset[int] = frozenset()
-        self._excused: frozenset[int] = frozenset()
+        self._expelled: frozenset[int] = frozenset()
         self._started = True
         self._highest_slowest = 0
 
@@ -96,11 +96,11 @@ class Clocks:
         self._awaited, self._started = frozenset(workers), started
         self._update()
 
-    def excuse(self, workers: Iterable[int]) -> None:
+    def expel(self, workers: Iterable[int]) -> None:
         """Don't wait for these. One that is waited for again stands beside the slowest."""
-        before, self._excused = self._excused, frozenset(workers)
+        before, self._expelled = self._expelled, frozenset(workers)
         self._update()
-        for worker in before - self._excused:
+        for worker in before - self._expelled:
             if worker in self._clocks:
                 self._clocks[worker] = max(self._clocks[worker], self._highest_slowest)
 
@@ -133,7 +133,7 @@ class Clocks:
         """`last` counts where nobody is left."""
         if not self._started or not self._awaited <= self._clocks.keys():
             return
-        waited_for = [c for worker, c in self._clocks.items() if worker not in self._excused]
+        waited_for = [c for worker, c in self._clocks.items() if worker not in self._expelled]
         slowest = min(waited_for or self._clocks.values(), default=last)
         if slowest is not None:
             self._highest_slowest = max(self._highest_slowest, slowest)

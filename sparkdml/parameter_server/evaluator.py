@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.parameter_server.client.snapshot_reader import Onlooker, Snapshot
+from sparkdml.parameter_server.client.snapshot_reader import Snapshot, SnapshotReader
 from sparkdml.parameter_server.model_tables import BUFFERS, ServedTables, flat_buffers, load_buffers
 from sparkdml.parameter_server.partition import Table
 from sparkdml.parameter_server.progress import PROGRESS, furthest, nowhere
@@ -51,11 +51,11 @@ class Evaluator:
     def run(self) -> None:
         config = self.strategy.config(self.ctx)
         last_clock = -1
-        with Onlooker(config, self.ctx.ask) as onlooker:
+        with SnapshotReader(config, self.ctx.ask) as snapshot_reader:
             tables = self._tables(config.part_bytes)
             while tables and self._goes_on():
                 began = time.monotonic()
-                snapshot = onlooker.snapshot(tables, self._goes_on)
+                snapshot = snapshot_reader.snapshot(tables, self._goes_on)
                 pause = time.monotonic() - began
                 if snapshot is None:
                     return

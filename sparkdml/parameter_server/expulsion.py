@@ -48,7 +48,7 @@ class Watch:
         self._seconds: dict[int, float] = {}
         self._slow: Counter[int] = Counter()  # clocks on end
         self._well: Counter[int] = Counter()
-        self.excused: frozenset[int] = frozenset()
+        self.expelled: frozenset[int] = frozenset()
 
     def finished(self, worker: int, seconds: float) -> None:
         """A worker has computed for a clock, in so many seconds."""
@@ -62,14 +62,14 @@ class Watch:
         else:
             self._well[worker] += 1
             self._slow[worker] = 0
-        enough_left = 2 * (len(self.excused) + 1) <= len(self._seconds)
+        enough_left = 2 * (len(self.expelled) + 1) <= len(self._seconds)
         if self._well[worker] >= self._rule.readmit_after:
-            self.excused -= {worker}
+            self.expelled -= {worker}
         elif self._slow[worker] >= self._rule.after_clocks and enough_left:
-            self.excused |= {worker}
+            self.expelled |= {worker}
 
     def gone(self, worker: int) -> None:
         self._seconds.pop(worker, None)
         self._slow.pop(worker, None)
         self._well.pop(worker, None)
-        self.excused -= {worker}
+        self.expelled -= {worker}

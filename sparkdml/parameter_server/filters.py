@@ -73,7 +73,7 @@ def sizes_of(rows: Tensor) -> Tensor:
     return sizes
 
 
-class HeldBack:
+class Residual:
     """The updates of one table that have not been sent yet: some rows, each with its sum."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:

@@ -19,8 +19,8 @@ from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.runtime.api import check_positive, check_whole, find_session
 from sparkdml.runtime.driver.cluster import find_cluster
 from sparkdml.runtime.driver.launch import launch
-from sparkdml.runtime.driver.preflight import cargo_threshold
-from sparkdml.runtime.driver.slots import standing
+from sparkdml.runtime.driver.preflight import blob_threshold
+from sparkdml.runtime.driver.slots import reserved_slots
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.roles import Role
 
@@ -58,10 +58,10 @@ class ServerGroup:
             slot_timeout=check_positive("slot_timeout", slot_timeout, or_zero=True),
             name="sparkdml: server group",
         )
-        must_encrypt = cargo_threshold(find_cluster(self._spark).setting) is None
+        must_encrypt = blob_threshold(find_cluster(self._spark).setting) is None
         self.applications = Applications(num_servers, secrets.token_bytes(32), must_encrypt)
         self._error: BaseException | None = None
-        self._standing = ExitStack()
+        self._reserved = ExitStack()
         self._thread = threading.Thread(target=self._run, name="sparkdml-server-group", daemon=True)
 
     def start(self) -> Self:
@@ -71,7 +71,7 @@ class ServerGroup:
             if not self._thread.is_alive():
                 assert self._error is not None, "servers don't end by themselves"
                 raise self._error
-        self._standing.enter_context(standing(Role("standing server", self.num_servers)))
+        self._reserved.enter_context(reserved_slots(Role("standing server", self.num_servers)))
         return self
 
     @contextmanager
@@ -97,7 +97,7 @@ class ServerGroup:
         """End the servers. Runs that still use them fail, and say why."""
         self.applications.end("the server group was closed")
         self._thread.join(LEAVE_SECONDS)
-        self._standing.close()
+        self._reserved.close()
         if self._thread.is_alive():
             warnings.warn(
                 f"the servers have not ended within {LEAVE_SECONDS:g} s: their job may still take "
@@ -125,7 +125,7 @@ class ServerGroup:
                 host_servers,
                 self._options,
                 roles_of=_servers_alone,
-                make_desk=lambda num_servers: self.applications,
+                make_service=lambda num_servers: self.applications,
             )
         except BaseException as error:  # for who waits for the servers, or closes the group
             self._error = error

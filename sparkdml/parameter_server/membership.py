@@ -191,15 +191,15 @@ class Membership:
         if self._watch is not None and clock > self._clocks.get(worker, 0):
             self._clocks[worker] = clock
             self._watch.finished(worker, float(fields.get("busy_seconds", 0.0)))
-            self._excuse()
+            self._expel()
         return {}
 
-    def _excuse(self) -> None:
+    def _expel(self) -> None:
         assert self._watch is not None
-        now, before = self._watch.excused, set(self._view.excused)
+        now, before = self._watch.expelled, set(self._view.expelled)
         for worker in now ^ before:
             why = "excused" if worker in now else "waited for again"
-            self._change_workers(why, worker, excused=tuple(sorted(now)))
+            self._change_workers(why, worker, expelled=tuple(sorted(now)))
 
     def _worker_leave(self, fields: dict[str, Any]) -> dict[str, Any]:
         worker = int(fields["worker"])
@@ -209,12 +209,12 @@ class Membership:
 
     def _remove_worker(self, worker: int, why: str) -> None:
         self._last_sign.pop(("worker", worker), None)
-        for came in self._barriers.values():
-            came.pop(worker, None)
+        for on_join in self._barriers.values():
+            on_join.pop(worker, None)
         self._clocks.pop(worker, None)
         if self._watch is not None:
             self._watch.gone(worker)
-            self._excuse()
+            self._expel()
         if worker in self._view.workers:
             workers = {w: n for w, n in self._view.workers.items() if w != worker}
             # When all have gone, the next ones wait for each other again, as at first.
@@ -229,9 +229,9 @@ class Membership:
         """Whether all workers that are alive have come to their n-th barrier."""
         worker, name, times = int(fields["worker"]), str(fields["name"]), int(fields["times"])
         self._sign("worker", worker)
-        came = self._barriers.setdefault(name, {})
-        came[worker] = max(came.get(worker, 0), times)
-        passed = all(came.get(other, 0) >= times for other in self._view.workers)
+        on_join = self._barriers.setdefault(name, {})
+        on_join[worker] = max(on_join.get(worker, 0), times)
+        passed = all(on_join.get(other, 0) >= times for other in self._view.workers)
         return {"passed": passed and self._view.started}
 
     def _show(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -155,12 +155,12 @@ def _floating(module: nn.Module) -> list[Tensor]:
     return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
 
 
-class ToldBuffers:
+class ReportedBuffers:
     """What the first worker has told of its own."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._initial = module, flat_buffers(module)
-        self._told = self._initial
+        self._reported = self._initial
         self._client: WorkerClient | None = None
 
     def tell(self, client: WorkerClient) -> None:
@@ -170,12 +170,12 @@ class ToldBuffers:
         if client is not self._client:
             self._client = client
             client.init(BUFFERS, self._initial, updater=Add(), exact=True)
-            self._told = client.pull(BUFFERS).wait().clone()
+            self._reported = client.pull(BUFFERS).wait().clone()
         now = flat_buffers(self._module)
         assert now is not None
-        assert self._told is not None
+        assert self._reported is not None
         # Infinities that stay, as in masks, are no change; their difference would be NaN.
-        change = torch.where(now == self._told, 0.0, now - self._told)
-        self._told = now
+        change = torch.where(now == self._reported, 0.0, now - self._reported)
+        self._reported = now
         if change.any():  # most models have none, or constant ones
             client.push(BUFFERS, change)

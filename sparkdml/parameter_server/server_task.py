@@ -21,47 +21,47 @@ if TYPE_CHECKING:
     from sparkdml.runtime.worker.context import Context
 
 
-TELL_SECONDS = 2.0
+REPORT_SECONDS = 2.0
 
 
 def serve_until_the_end(ctx: Context, config: ServerConfig) -> None:
-    teller = Teller(ctx)
+    reporter = Reporter(ctx)
 
     def ask(what: str, **fields: Any) -> Any:
-        teller.tell_now_and_then()
+        reporter.report_periodically()
         if ctx.wait_for_the_end(0):
             return {"stop": True}  # the workers' job is done, or the driver is gone
         return ctx.ask(what, **fields)
 
-    serve(ctx.rank, config, ask, ctx.host, on_start=teller.watch)
-    teller.tell()  # the last words: the driver listens until this task is done
+    serve(ctx.rank, config, ask, ctx.host, on_start=reporter.watch)
+    reporter.tell()  # the last words: the driver listens until this task is done
 
 
-class Teller:
+class Reporter:
     """Sends a server's counts as events, if they have changed. Called with each beat."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._node: ServerNode | None = None
-        self._told: dict[str, Any] = {}
-        self._told_at = time.monotonic()
+        self._reported: dict[str, Any] = {}
+        self._reported_at = time.monotonic()
 
     def watch(self, node: ServerNode) -> None:
         """A server that was taken for dead starts anew, and so do its counts."""
         self.tell()
-        self._node, self._told = node, node.stats.to_dict()
+        self._node, self._reported = node, node.stats.to_dict()
 
-    def tell_now_and_then(self) -> None:
-        if time.monotonic() - self._told_at >= TELL_SECONDS:
+    def report_periodically(self) -> None:
+        if time.monotonic() - self._reported_at >= REPORT_SECONDS:
             self.tell()
 
     def tell(self) -> None:
         if self._node is None:
             return
-        self._told_at = time.monotonic()
+        self._reported_at = time.monotonic()
         counts = self._node.stats.to_dict()
-        if counts != self._told:
-            self._told = counts
+        if counts != self._reported:
+            self._reported = counts
             self._ctx.event("server", seat=self._node.seat, **counts)
 
 
@@ -85,7 +85,7 @@ def host_servers(ctx: Context) -> bool:
                 if number not in hosted:
                     hosted[number] = _host(ctx, number, description)
                 elif not hosted[number].is_alive():
-                    _tell_failure(ctx, number, hosted[number])
+                    _report_failure(ctx, number, hosted[number])
     finally:
         for thread in hosted.values():
             thread.ask_to_stop()
@@ -101,7 +101,7 @@ def _host(ctx: Context, number: int, description: Mapping[str, Any]) -> ServerTh
     return thread
 
 
-def _tell_failure(ctx: Context, number: int, thread: ServerThread) -> None:
+def _report_failure(ctx: Context, number: int, thread: ServerThread) -> None:
     """Once: what has ended is not started again, as what it held is gone."""
     error, thread.error = thread.error, None
     if error is not None:

@@ -35,10 +35,10 @@ from sparkdml.parameter_server.progress import PROGRESS
 from sparkdml.parameter_server.server_task import serve_until_the_end
 from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.parameter_server.worker import STALENESS, WAIT_SECONDS, ServedTraining
-from sparkdml.runtime.driver.leases import LeaseDesk
+from sparkdml.runtime.driver.leases import LeaseService
 from sparkdml.runtime.protocol.connection import Message
 from sparkdml.runtime.protocol.roles import Role
-from sparkdml.runtime.protocol.service import Peer
+from sparkdml.runtime.protocol.service import TaskIdentity
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding
@@ -197,12 +197,12 @@ class ParameterServer(Strategy):
                 "one of reduction='mean' with servers, which divide by the examples pushed",
             )
 
-    def desk(self, num_workers: int) -> ServerDesk:
-        leases = LeaseDesk(num_workers, lease_seconds=LEASE_SECONDS) if self.leased else None
+    def driver_service(self, num_workers: int) -> ServerService:
+        leases = LeaseService(num_workers, lease_seconds=LEASE_SECONDS) if self.leased else None
         if self.servers is None:
-            return ServerDesk(Membership(self._config(JobKey.new())), leases, num_workers)
+            return ServerService(Membership(self._config(JobKey.new())), leases, num_workers)
         application = self.servers.applications.open(self._config, self.encrypted)
-        return GuestServerDesk(application, leases, num_workers)
+        return SharedServerService(application, leases, num_workers)
 
     def updater_for(self, task: Task) -> Updater:
         """What the servers do with gradients, as the estimator's optimizer is set now."""
@@ -242,7 +242,7 @@ class ParameterServer(Strategy):
         if not self.leased:
             return super().batches(training, epoch)
         return training.ctx.leased_batches(
-            training.rows_a_step, epoch.number, training.schedule.shuffle, epoch.start
+            training.rows_per_step, epoch.number, training.schedule.shuffle, epoch.start
         )
 
     def _serve(self, ctx: Context) -> None:
@@ -276,14 +276,14 @@ class ParameterServer(Strategy):
         )
 
 
-class ServerDesk:
+class ServerService:
     """The driver's part: the membership, the meetings of workers, and the history so far.
 
     And who may train on which rows, where they are leased.
     """
 
     def __init__(
-        self, membership: Membership, leases: LeaseDesk | None = None, num_workers: int = 1
+        self, membership: Membership, leases: LeaseService | None = None, num_workers: int = 1
     ) -> None:
         self._leases, self._num_workers = leases, num_workers
         self.membership = membership
@@ -291,7 +291,7 @@ class ServerDesk:
         self._history: dict[int, Message] = {}
         self._is_restored = False  # whether a checkpoint's tables are on the servers
 
-    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+    def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         if about == "meeting":
             return self._meetings.come(**fields)
         if about == EVALUATOR:
@@ -308,22 +308,22 @@ class ServerDesk:
             return self._leases.answer(peer, about, fields)
         return self.membership.answer(about, fields)
 
-    def came(self, peer: Peer) -> None:
+    def on_join(self, peer: TaskIdentity) -> None:
         """It will join by itself, when it is ready."""
 
-    def went(self, peer: Peer, outcome: str) -> None:
+    def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
         if self._leases is not None and peer.role == "worker":
-            self._leases.went(peer, outcome)
+            self._leases.on_leave(peer, outcome)
         if outcome != "done" and peer.role != EVALUATOR:  # which is none of the members
             lose = self.membership.lost_server if peer.role == "server" else None
             (lose or self.membership.lost_worker)(peer.rank)
 
 
-class GuestServerDesk(ServerDesk):
+class SharedServerService(ServerService):
     """For a run on the servers of a group, of which it is one application."""
 
     def __init__(
-        self, application: Application, leases: LeaseDesk | None, num_workers: int
+        self, application: Application, leases: LeaseService | None, num_workers: int
     ) -> None:
         super().__init__(application.membership, leases, num_workers)
         self.secret, self.close = application.secret, application.close

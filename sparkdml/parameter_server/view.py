@@ -32,7 +32,7 @@ class View:
     servers: Mapping[int, Member] = field(default_factory=dict)
     joining: Mapping[int, Member] = field(default_factory=dict)
     workers: Mapping[int, int] = field(default_factory=dict)  # -> the number of the client's end
-    excused: tuple[int, ...] = ()  # workers that are not waited for
+    expelled: tuple[int, ...] = ()  # workers that are not waited for
 
     @cached_property
     def ring(self) -> Ring:
@@ -73,7 +73,7 @@ class View:
             "started": self.started,
             "servers": _members_to_list(self.servers),
             "joining": _members_to_list(self.joining),
-            "excused": list(self.excused),
+            "excused": list(self.expelled),
             "workers": [[worker, number] for worker, number in self.workers.items()],
         }
 
@@ -87,7 +87,7 @@ class View:
             servers=_members_from_list(fields["servers"]),
             joining=_members_from_list(fields["joining"]),
             workers=dict(fields["workers"]),
-            excused=tuple(fields["excused"]),
+            expelled=tuple(fields["excused"]),
         )
 
 

@@ -45,7 +45,7 @@ from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read, owned
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.client.requests import PartsTicket
-from sparkdml.parameter_server.model_tables import ServedTables, ToldBuffers
+from sparkdml.parameter_server.model_tables import ReportedBuffers, ServedTables
 from sparkdml.parameter_server.optimizers import SGD, Add, Updater
 from sparkdml.parameter_server.progress import Place, Progress, mark_of_start, mark_of_step
 from sparkdml.training.epoch import Epoch
@@ -210,11 +210,11 @@ class ServedTraining:
         ctx = self.ctx = training.ctx
         # A slow worker is waited for as long as it takes: who is lost for good ends the run.
         self.comm = MeetingCommunicator(ctx.rank, ctx.size, self._ask_for_others, math.inf)
-        ctx.speak_by(self.comm)
+        ctx.use_communicator(self.comm)
         self.leases = ctx.leases if strategy.leased else None
         self.updater = self.make_updater()
         tells = strategy.evaluator and not ctx.rank
-        self.buffers = ToldBuffers(self.task.module) if tells else None
+        self.buffers = ReportedBuffers(self.task.module) if tells else None
         self.tables = ServedTables.of(self.task.module, self.task.params, self.updater)
         self.initial = self.task.params.values.detach().cpu().clone()
         self.sums = torch.zeros(len(self.task.params.stats), dtype=torch.float64)

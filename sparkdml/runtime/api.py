@@ -16,7 +16,7 @@ from sparkdml.runtime.driver.cluster import find_cluster
 from sparkdml.runtime.driver.jobs import is_rdd
 from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.protocol.plan import Options, Resources
-from sparkdml.runtime.protocol.service import Desk
+from sparkdml.runtime.protocol.service import DriverService
 from sparkdml.runtime.worker.context import Context
 
 if TYPE_CHECKING:
@@ -105,9 +105,15 @@ def run(
     if on_event is not None:
         observers.append(Calls(on_event))
     if checkpoint is None:
-        with Observers(observers) as everybody:
+        with Observers(observers) as all_observers:
             return launch(
-                session, fn, options, data, feed, everybody.handle, make_desk=find_desk(fn)
+                session,
+                fn,
+                options,
+                data,
+                feed,
+                all_observers.handle,
+                make_service=find_service(fn),
             )
     place = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
     if not isinstance(place, Checkpoints):
@@ -115,21 +121,28 @@ def run(
     plan = {"function": getattr(fn, "__qualname__", type(fn).__qualname__), "seed": str(seed)}
     known = describe_data(data) if isinstance(data, DataFrame) else {}
     with (
-        Observers(observers) as everybody,
-        open_run(place, session, plan, known, everybody.handle) as run_,
+        Observers(observers) as all_observers,
+        open_run(place, session, plan, known, all_observers.handle) as run_,
     ):
         return launch(
-            session, fn, options, data, feed, everybody.handle, run_, make_desk=find_desk(fn)
+            session,
+            fn,
+            options,
+            data,
+            feed,
+            all_observers.handle,
+            run_,
+            make_service=find_service(fn),
         )
 
 
-def find_desk(fn: Any) -> Callable[[int], Desk | None]:
+def find_service(fn: Any) -> Callable[[int], DriverService | None]:
     """What a function object keeps at the driver, if it has a desk."""
-    made: Callable[[int], Desk | None] = getattr(fn, "desk", _no_desk)
+    made: Callable[[int], DriverService | None] = getattr(fn, "desk", _no_service)
     return made
 
 
-def _no_desk(num_workers: int) -> None:
+def _no_service(num_workers: int) -> None:
     return None
 
 

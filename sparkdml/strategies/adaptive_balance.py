@@ -69,7 +69,7 @@ class AdaptiveBalance(AllReduce):
         self._stopwatch.stop()  # what follows is waiting for others
         return super().agree(task)
 
-    def while_under_way(self) -> None:
+    def overlap_work(self) -> None:
         """Nothing: the time of a step is measured from when its batch is there."""
 
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:

@@ -76,7 +76,7 @@ class AllReduce(StepStrategy):
         self.compression = compression
 
     def check(self, job: TrainingJob) -> None:
-        if job.task.precision == "fp16" and self.compression and self.compression.has_debts:
+        if job.task.precision == "fp16" and self.compression and self.compression.has_residuals:
             raise ParameterError(
                 "compression",
                 self.compression,
@@ -122,14 +122,14 @@ class AllReduce(StepStrategy):
     def agree(self, task: Task) -> Totals:
         while len(self._works) < len(self._buckets):
             self._send_next()
-        self.while_under_way()
+        self.overlap_work()
         for work in self._works:
             work.wait()
         self._works = []
         self._missing = [bucket.num_parameters for bucket in self._buckets]
         return task.totals()
 
-    def while_under_way(self) -> None:
+    def overlap_work(self) -> None:
         """Read the next batch: ranks are never quite alike, and who is first waits the less."""
         training = self._training
         if training.ctx.size > 1 and training.epoch is not None:

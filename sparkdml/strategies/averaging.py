@@ -32,7 +32,7 @@ class Averaging(Strategy):
     there is no moment at which workers could agree on one.
     """
 
-    agrees = False
+    communicates = False
 
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers, gang=False, at_once=False)]

@@ -15,7 +15,7 @@ from sparkdml.comm.backends import BACKENDS
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.runtime.protocol.roles import Role
-from sparkdml.runtime.protocol.service import Desk
+from sparkdml.runtime.protocol.service import DriverService
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
@@ -28,9 +28,9 @@ class Strategy(ABC):
     """How the workers of a run come to one model."""
 
     backend: str = "auto"  # of the communicator that the workers open
-    steps_together = False  # whether all ranks compute each step's gradient at the same time
-    agrees = True  # whether workers speak to each other before they end
-    brings_optimizer = False  # whether it makes steps of its own, so that optimizer= is left out
+    is_synchronous = False  # whether all ranks compute each step's gradient at the same time
+    communicates = True  # whether workers speak to each other before they end
+    has_own_optimizer = False  # whether it makes steps of its own, so that optimizer= is left out
     columns: tuple[str, ...] = ()  # those that it adds to the history, by `epoch.measured`
 
     @abstractmethod
@@ -49,14 +49,14 @@ class Strategy(ABC):
     def run(self, role: str, training: Training) -> None:
         """The loop, in a worker of the given role."""
 
-    def desk(self, num_workers: int) -> Desk | None:
+    def driver_service(self, num_workers: int) -> DriverService | None:
         """What the strategy keeps at the driver, made anew for each submission; `ctx.ask` asks."""
         return None
 
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
         """The rows of an epoch that this rank computes: its own, unless they move."""
         return training.ctx.feed(
-            training.rows_a_step, epoch.number, training.schedule.shuffle, epoch.start
+            training.rows_per_step, epoch.number, training.schedule.shuffle, epoch.start
         )
 
     def state(self) -> State:
@@ -79,7 +79,7 @@ def check_backend(backend: str) -> str:
 class StepStrategy(Strategy):
     """Synchronous steps: every rank computes a gradient, all agree on one, all apply it."""
 
-    steps_together = True
+    is_synchronous = True
 
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers)]

@@ -19,7 +19,7 @@ def _messages(comm: Communicator) -> PointToPoint | None:
 
 
 @check
-def messages_go_round_a_ring(comm: Communicator) -> None:
+def messages_go_around_a_ring(comm: Communicator) -> None:
     messages = _messages(comm)
     if messages is None:
         return
@@ -98,7 +98,7 @@ def messages_in_a_group_use_its_ranks(comm: Communicator) -> None:
 
 
 @check
-def messages_to_nobody_are_refused(comm: Communicator) -> None:
+def messages_to_no_rank_are_refused(comm: Communicator) -> None:
     messages = comm.point_to_point
     if messages is None:
         return

@@ -20,14 +20,14 @@ from torch import nn
 
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import CommunicationError
-from sparkdml.runtime.driver.control_server import Endpoint
-from sparkdml.runtime.protocol.connection import Message, Wire
-from sparkdml.runtime.protocol.service import Desk, Peer
+from sparkdml.runtime.driver.control_server import ControlServer
+from sparkdml.runtime.protocol.connection import Connection, Message
+from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
 from sparkdml.runtime.worker.control_client import is_effect
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, Saved
 from sparkdml.testing.rank_processes import RankProcesses
-from sparkdml.testing.threads import Rows, Seats
+from sparkdml.testing.threads import RankAssignment, Rows
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.task import TaskPlan
 from sparkdml.training.training import Schedule
@@ -82,11 +82,11 @@ class ProcessTrainer:
         checkpoints: MemoryCheckpoints | None = None,
     ) -> list[Trained]:
         resumed = None if checkpoints is None else checkpoints.newest
-        seats = Seats(
+        seats = RankAssignment(
             strategy_of, plan, schedule, parts, held_out, callbacks, seed, resumed=resumed
         )
         every = None if checkpoints is None else checkpoints.every
-        with served(strategy_of().desk(len(parts))) as place:
+        with served(strategy_of().driver_service(len(parts))) as place:
             outcomes = self._run(seats, every, place)
         for saved in (saved for outcome in outcomes for saved in outcome.saved):
             assert checkpoints is not None
@@ -97,10 +97,12 @@ class ProcessTrainer:
                 raise outcome.error
         return [outcome.trained for outcome in outcomes if outcome.trained][: len(parts)]
 
-    def _run(self, seats: Seats, every: int | None, place: DeskPlace) -> list[Outcome]:
+    def _run(
+        self, seats: RankAssignment, every: int | None, place: ServiceAddress
+    ) -> list[Outcome]:
         processes = self._gang(seats.count)
         # Bytes: torch would send tensors by handles on memory that belongs to this process.
-        told = processes.run(train_seat, pickle.dumps(seats), every, place)
+        told = processes.run(train_task, pickle.dumps(seats), every, place)
         outcomes: list[Outcome] = [pickle.loads(one) for one in told]
         if any(outcome.error for outcome in outcomes):  # their communicators are aborted
             processes.stop()
@@ -119,13 +121,13 @@ class ProcessTrainer:
             self._gangs.pop().stop()
 
 
-def train_seat(
-    gang: Communicator, seats_pickled: bytes, every: int | None, place: DeskPlace
+def train_task(
+    gang: Communicator, assignment_pickled: bytes, every: int | None, place: ServiceAddress
 ) -> bytes:
     """In every rank: an `Outcome`, pickled."""
-    seats: Seats = pickle.loads(seats_pickled)
+    seats: RankAssignment = pickle.loads(assignment_pickled)
     checkpoints = None if every is None else MemoryCheckpoints(every)
-    seats = replace(seats, checkpoints=checkpoints, desk=RemoteDesk(place))
+    seats = replace(seats, checkpoints=checkpoints, driver_service=RemoteService(place))
     trained, error = None, None
     try:
         training = seats.train(gang)
@@ -141,7 +143,7 @@ def train_seat(
 
 
 @dataclass(frozen=True)
-class DeskPlace:
+class ServiceAddress:
     """Where it can be asked."""
 
     port: int
@@ -149,30 +151,32 @@ class DeskPlace:
 
 
 @contextmanager
-def served(desk: Desk | None) -> Iterator[DeskPlace]:
+def served(driver_service: DriverService | None) -> Iterator[ServiceAddress]:
     """By the driver's own endpoint, as in a cluster."""
 
     def answer(rank: int, message: Message) -> Any:
-        assert desk is not None, "the strategy has no desk"
-        return desk.answer(Peer("worker", rank, 0, "here"), message["about"], message["fields"])
+        assert driver_service is not None, "the strategy has no desk"
+        return driver_service.answer(
+            TaskIdentity("worker", rank, 0, "here"), message["about"], message["fields"]
+        )
 
     token = secrets.token_hex()
-    endpoint = Endpoint("127.0.0.1", token, 60.0, lambda rank, event: None, answer)
+    endpoint = ControlServer("127.0.0.1", token, 60.0, lambda rank, event: None, answer)
     try:
-        yield DeskPlace(endpoint.port, token)
+        yield ServiceAddress(endpoint.port, token)
     finally:
         endpoint.close()
 
 
-class RemoteDesk:
+class RemoteService:
     """The desk as a rank's process sees it; it connects when it is first asked."""
 
-    def __init__(self, place: DeskPlace) -> None:
+    def __init__(self, place: ServiceAddress) -> None:
         self._place = place
-        self._wire: Wire | None = None
+        self._wire: Connection | None = None
         self._asking = threading.Lock()
 
-    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+    def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         with self._asking:
             if self._wire is None:
                 self._wire = self._connect(peer)
@@ -184,14 +188,14 @@ class RemoteDesk:
             raise CommunicationError("the desk is closed: the run has failed elsewhere")
         return answer["answer"]
 
-    def _connect(self, peer: Peer) -> Wire:
-        wire = Wire.connect("127.0.0.1", self._place.port, timeout_seconds=10)
+    def _connect(self, peer: TaskIdentity) -> Connection:
+        connection = Connection.connect("127.0.0.1", self._place.port, timeout_seconds=10)
         named = {"rank": peer.rank, "host": peer.host, "pid": os.getpid(), "role": peer.role}
-        wire.send({"token": self._place.token, **named})
-        return wire
+        connection.send({"token": self._place.token, **named})
+        return connection
 
-    def came(self, peer: Peer) -> None:
+    def on_join(self, peer: TaskIdentity) -> None:
         """Nobody comes late here."""
 
-    def went(self, peer: Peer, outcome: str) -> None:
+    def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
         """Nor comes back."""

@@ -16,7 +16,7 @@ from sparkdml.comm.single import SingleCommunicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
 from sparkdml.runtime.protocol.roles import Role
-from sparkdml.runtime.protocol.service import Desk, GuestDesk, Peer
+from sparkdml.runtime.protocol.service import DriverService, SharedService, TaskIdentity
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
@@ -32,7 +32,7 @@ class ServedContext(ThreadContext):
     def __init__(
         self,
         run: ServedRun,
-        peer: Peer,
+        peer: TaskIdentity,
         size: int,
         rows: Rows,
         held_out: Rows | None = None,
@@ -44,14 +44,14 @@ class ServedContext(ThreadContext):
         self._run, self._peer = run, peer
         self.events = run.events.setdefault(peer.role, [])
 
-    def speak_by(self, comm: Communicator) -> None:
+    def use_communicator(self, comm: Communicator) -> None:
         self.comm = self.gang = comm
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
         # In a cluster the driver would end this task. Servers still hear who is lost.
         if what == "meeting" and self._run.failed.is_set():
             raise CommunicationError("the run has failed elsewhere")
-        return self._run.desk.answer(self._peer, what, fields)
+        return self._run.driver_service.answer(self._peer, what, fields)
 
     def wait_for_the_end(self, timeout_seconds: float) -> bool:
         return self._run.over.wait(timeout_seconds)
@@ -63,28 +63,34 @@ class ServedContext(ThreadContext):
 class ServedRun:
     """What all tasks of one run share."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.secret = desk.secret if isinstance(desk, GuestDesk) else b"of one run on threads"
+    def __init__(self, driver_service: DriverService) -> None:
+        self.driver_service = driver_service
+        self.secret = (
+            driver_service.secret
+            if isinstance(driver_service, SharedService)
+            else b"of one run on threads"
+        )
         self.events: dict[str, list[dict[str, Any]]] = {}  # by role, of all its tasks
         self.over, self.failed = threading.Event(), threading.Event()
 
-    def do(self, role: str, rank: int, work: Callable[[Peer], Any], max_attempts: int = 1) -> Any:
+    def do(
+        self, role: str, rank: int, work: Callable[[TaskIdentity], Any], max_attempts: int = 1
+    ) -> Any:
         """As a task would: the desk hears of its beginning and of its end; it may come back."""
         for attempt in range(max_attempts):
-            peer = Peer(role, rank, attempt, "127.0.0.1")
-            self.desk.came(peer)
+            peer = TaskIdentity(role, rank, attempt, "127.0.0.1")
+            self.driver_service.on_join(peer)
             try:
                 done = work(peer)
             except BaseException as error:
                 is_last = attempt + 1 == max_attempts or not isinstance(error, Injected)
                 if is_last:
                     self.failed.set()
-                self.desk.went(peer, "failed")
+                self.driver_service.on_leave(peer, "failed")
                 if is_last:
                     raise
             else:
-                self.desk.went(peer, "done")
+                self.driver_service.on_leave(peer, "done")
                 return done
         raise AssertionError("at least one attempt")
 
@@ -108,13 +114,13 @@ def train_served(
     """
     size = len(parts)
     roles = strategy_of().roles(size)
-    desk = strategy_of().desk(size)
-    assert desk is not None, "a strategy with servers has a desk"
-    run = ServedRun(desk)
+    driver_service = strategy_of().driver_service(size)
+    assert driver_service is not None, "a strategy with servers has a desk"
+    run = ServedRun(driver_service)
     on_start(run)
     resumed = None if checkpoints is None else checkpoints.newest
 
-    def work(peer: Peer, comm: Communicator | None = None) -> Training:
+    def work(peer: TaskIdentity, comm: Communicator | None = None) -> Training:
         rank, own = peer.rank, None
         if checkpoints is not None:
             own = RankCheckpoints(checkpoints, resumed, rank, size, schedule)
@@ -129,7 +135,7 @@ def train_served(
         done: Training = run.do("worker", comm.rank, partial(work, comm=comm))
         return done
 
-    def help_out(role: Role, peer: Peer) -> None:
+    def help_out(role: Role, peer: TaskIdentity) -> None:
         held = join(held_out or ()) if role.reads == "validation" else None
         context = ServedContext(run, peer, role.count, {}, held)
         train_rank(context, strategy_of(), plan, schedule, (), seed, peer.role)
@@ -151,8 +157,8 @@ def train_served(
         run.over.set()
         for helper in helpers:
             helper.exception()
-    if isinstance(desk, GuestDesk):
-        desk.close()
+    if isinstance(driver_service, SharedService):
+        driver_service.close()
     # The others' errors follow from the first cause.
     errors.sort(key=lambda error: isinstance(error, CommunicationError))
     for error in errors:

@@ -23,7 +23,7 @@ from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.server.node import ServerNode, serve
 from sparkdml.parameter_server.server_task import host_servers
 from sparkdml.parameter_server.wire.seal import JobKey
-from sparkdml.runtime.protocol.service import Peer
+from sparkdml.runtime.protocol.service import TaskIdentity
 from sparkdml.runtime.worker.context import Context
 
 if TYPE_CHECKING:
@@ -133,7 +133,9 @@ class ThreadedGroup:
         self._tasks: dict[int, _Task] = {}
 
     def start_server(self, rank: int, attempt: int = 0) -> None:
-        self._tasks[rank] = _Task(self.applications, Peer("server", rank, attempt, "127.0.0.1"))
+        self._tasks[rank] = _Task(
+            self.applications, TaskIdentity("server", rank, attempt, "127.0.0.1")
+        )
 
     def lose_server(self, rank: int) -> None:
         """End one with all that it holds; the desk is told, as it would be of a lost task."""
@@ -158,13 +160,13 @@ class ThreadedGroup:
 class _Task:
     """One attempt at one of the group's tasks."""
 
-    def __init__(self, desk: Applications, peer: Peer) -> None:
-        self._desk, self._peer, self._over = desk, peer, threading.Event()
-        desk.came(peer)
+    def __init__(self, driver_service: Applications, peer: TaskIdentity) -> None:
+        self._service, self._peer, self._over = driver_service, peer, threading.Event()
+        driver_service.on_join(peer)
         context = SimpleNamespace(
             rank=peer.rank,
             host=peer.host,
-            plan=SimpleNamespace(secret=desk.secret),
+            plan=SimpleNamespace(secret=driver_service.secret),
             ask=self._ask,
             wait_for_the_end=self._over.wait,
         )
@@ -174,9 +176,9 @@ class _Task:
         self._thread.start()
 
     def _ask(self, what: str, **fields: Any) -> Any:
-        return self._desk.answer(self._peer, what, fields)
+        return self._service.answer(self._peer, what, fields)
 
     def end(self, outcome: str) -> None:
         self._over.set()
         self._thread.join(JOIN_SECONDS)
-        self._desk.went(self._peer, outcome)
+        self._service.on_leave(self._peer, outcome)

@@ -19,8 +19,8 @@ from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read
 from sparkdml.feed.shared_rows import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
-from sparkdml.runtime.protocol.roles import Role, job_roles, num_tasks, seat_in
-from sparkdml.runtime.protocol.service import Desk, Peer
+from sparkdml.runtime.protocol.roles import Role, job_roles, num_tasks, role_and_rank
+from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints, Saved
 from sparkdml.training.callbacks import Callback
@@ -45,7 +45,7 @@ class ThreadContext:
         self.gang = gang or comm
         self.rank, self.size, self.number = comm.rank, comm.size, self.gang.rank
         self.world = World(self.gang.rank, self.gang.size, ("here",) * self.gang.size)
-        self.leads = self.number == self.rank
+        self.is_training_role = self.number == self.rank
         self.traffic = comm.traffic
         self.device = torch.device("cpu")
         self.data = self
@@ -56,7 +56,7 @@ class ThreadContext:
         self.checkpoint = checkpoint
         self.events: list[dict[str, Any]] = []
         self._rows, self._held_out = rows, held_out or {}
-        self.desk: Desk | None = None
+        self.driver_service: DriverService | None = None
         self._leases: LeaseReader | None = None
 
     def feed(
@@ -97,9 +97,11 @@ class ThreadContext:
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
         """Of the desk that all ranks share, through JSON as over the wire."""
-        assert self.desk is not None
-        peer = Peer("worker", self.rank, 0, self.host)
-        return json.loads(json.dumps(self.desk.answer(peer, what, json.loads(json.dumps(fields)))))
+        assert self.driver_service is not None
+        peer = TaskIdentity("worker", self.rank, 0, self.host)
+        return json.loads(
+            json.dumps(self.driver_service.answer(peer, what, json.loads(json.dumps(fields))))
+        )
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         return _cut(self._held_out, batch_size)
@@ -171,7 +173,7 @@ def train_on_threads(
     goes on from the newest of them, if there is one. Other roles of the strategy's gang have a
     thread each, too.
     """
-    run = Seats(
+    run = RankAssignment(
         strategy_of,
         plan,
         schedule,
@@ -181,13 +183,13 @@ def train_on_threads(
         seed,
         checkpoints,
         None if checkpoints is None else checkpoints.newest,
-        strategy_of().desk(len(parts)),
+        strategy_of().driver_service(len(parts)),
     )
     return run_threads(run.count, run.train)[: len(parts)]
 
 
 @dataclass(frozen=True)
-class Seats:
+class RankAssignment:
     """A run on rows in memory: what each rank of the strategy's gang needs to do its part."""
 
     strategy_of: Callable[[], Strategy]
@@ -199,7 +201,7 @@ class Seats:
     seed: int = 0
     checkpoints: MemoryCheckpoints | None = None
     resumed: Saved | None = None
-    desk: Desk | None = None
+    driver_service: DriverService | None = None
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -211,7 +213,7 @@ class Seats:
 
     def train(self, gang: Communicator) -> Training:
         roles = self.roles
-        role, rank = seat_in(roles, gang.rank)
+        role, rank = role_and_rank(roles, gang.rank)
         comm = gang.split(roles.index(role)) if len(roles) > 1 else gang
         strategy, plan, schedule = self.strategy_of(), self.plan, self.schedule
         if role.reads == "none":
@@ -222,7 +224,7 @@ class Seats:
             own = RankCheckpoints(self.checkpoints, self.resumed, rank, comm.size, schedule)
         held = self.held_out[rank] if self.held_out else None
         context = ThreadContext(comm, self.parts[rank], held, own, gang)
-        context.desk = self.desk
+        context.driver_service = self.driver_service
         return train_rank(context, strategy, plan, schedule, self.callbacks, self.seed)
 
 

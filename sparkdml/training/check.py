@@ -77,7 +77,7 @@ def check_run(
     check_compile_options(plan.compile)
     if plan.sync_batch_norm:
         check_batch_norms(module)
-        if not strategy.steps_together:
+        if not strategy.is_synchronous:
             raise ParameterError(
                 "syncBatchNorm",
                 True,

@@ -99,7 +99,7 @@ def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
     if training.ctx.size > 1:
         # It leaves as the task's result, behind all that training tells of itself.
         training.ctx.traffic.sent(contribution.num_bytes)
-        training.reports.tell_rank()
+        training.reports.report_rank()
     return contribution
 
 

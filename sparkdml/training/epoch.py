@@ -85,7 +85,7 @@ class Epoch:
     @property
     def rows_in_all(self) -> int | None:
         """How many rows all ranks train on, where Spark has counted them."""
-        return self._training.rows_an_epoch
+        return self._training.rows_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
         """This rank's batches, then empty ones: other ranks may have more."""

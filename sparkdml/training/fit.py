@@ -54,7 +54,7 @@ class Fit:
 
     def check(self, checkpoints: Checkpoints | None) -> None:
         """A ParameterError for what the strategy can't do with these rows, or in such a run."""
-        if not self.job.strategy.agrees:
+        if not self.job.strategy.communicates:
             check_alone(self, checkpoints)
         if self.options.num_workers is not None:  # else `launch` asks Spark for it
             self._roles(self.options.num_workers)
@@ -71,7 +71,7 @@ class Fit:
         return roles
 
     def train(self, checkpoints: Checkpoints | None, on_event: OnEvent) -> Fitted:
-        if not self.job.strategy.agrees:
+        if not self.job.strategy.communicates:
             return train_alone(self, on_event)
         if checkpoints is None:
             return collect(self.launch(self.job, self.options, on_event))
@@ -135,7 +135,7 @@ class Fit:
             on_event,
             run,
             self._roles,
-            self.job.strategy.desk,
+            self.job.strategy.driver_service,
             merge,
         )
 

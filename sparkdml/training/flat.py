@@ -67,9 +67,9 @@ class FlatParams:
             self.values[start:stop].view(parameter.shape).copy_(parameter.detach())
             parameter.grad = self.grads[start:stop].view(parameter.shape)
             start = stop
-        self.lay_in(self.values)
+        self.rebind(self.values)
 
-    def lay_in(self, values: Tensor) -> None:
+    def rebind(self, values: Tensor) -> None:
         """The parameters are views into this buffer from now on, with what it holds."""
         assert values.shape == self.values.shape
         self.values = values

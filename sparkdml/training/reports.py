@@ -48,7 +48,7 @@ class Reports:
         self._ctx, self._clock = ctx, clock
         self._losses: list[tuple[int, float]] = []  # since they were last told
         self._steps = self._rows = 0
-        self._told_steps = self._told_rank = time.monotonic()
+        self._reported_steps = self._reported_rank = time.monotonic()
 
     def count(self, step: int, loss: float) -> None:
         """A step's agreed loss."""
@@ -60,14 +60,14 @@ class Reports:
         self._steps += 1
         self._rows += own_rows
         now = time.monotonic()
-        if now - self._told_steps > STEPS_SECONDS:
-            self._told_steps = now
-            self.tell_steps(epoch)
-        if now - self._told_rank > RANK_SECONDS:
-            self._told_rank = now
-            self.tell_rank()
+        if now - self._reported_steps > STEPS_SECONDS:
+            self._reported_steps = now
+            self.report_steps(epoch)
+        if now - self._reported_rank > RANK_SECONDS:
+            self._reported_rank = now
+            self.report_rank()
 
-    def tell_steps(self, epoch: Epoch) -> None:
+    def report_steps(self, epoch: Epoch) -> None:
         if not self._losses:
             return
         stride = -(-len(self._losses) // MAX_LOSSES)
@@ -83,7 +83,7 @@ class Reports:
             loss=epoch.totals.mean_loss,
         )
 
-    def tell_rank(self) -> None:
+    def report_rank(self) -> None:
         num_bytes, messages = self._ctx.traffic.take()
         self._ctx.event(
             "rank",

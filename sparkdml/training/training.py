@@ -66,7 +66,7 @@ class Training:
         self.result_values: Tensor | None = None
         self.task.forward.context = StepContext(self.ctx.device, self.ctx, self._progress)
         self.task.forward.context.training = True
-        if self.task.plan.sync_batch_norm and self.ctx.size > 1 and self.ctx.leads:
+        if self.task.plan.sync_batch_norm and self.ctx.size > 1 and self.ctx.is_training_role:
             self.task.batch_norm_group = BatchNormGroup(
                 self.task.module, self.ctx.comm, self.ctx.device
             )
@@ -93,7 +93,7 @@ class Training:
         return self.ctx.checkpoint
 
     @property
-    def rows_a_step(self) -> int:
+    def rows_per_step(self) -> int:
         """This rank's share of the global batch."""
         return self.rows_of(self.ctx.rank)
 
@@ -102,7 +102,7 @@ class Training:
         return max(1, share + (rank < rest))
 
     @property
-    def rows_an_epoch(self) -> int | None:
+    def rows_per_epoch(self) -> int | None:
         """How many rows all ranks train on, where Spark has counted them."""
         facts = self.ctx.facts
         return None if facts is None else facts["num_rows"] - facts["num_validation_rows"]
@@ -248,7 +248,7 @@ class Training:
             state = self.state(epoch)
             if self.callbacks or self.result_values is not None:
                 state = frozen(state)  # the module may be given other weights before it is saved
-        self.reports.tell_rank()
+        self.reports.report_rank()
         if self.result_values is not None:
             self.task.params.values.copy_(self.result_values)
         for callback in self.callbacks:
@@ -264,13 +264,13 @@ class Training:
     # -- the end of an epoch --------------------------------------------------------------------
 
     def _close(self, epoch: Epoch) -> None:
-        self.reports.tell_steps(epoch)
+        self.reports.report_steps(epoch)
         row = make_row(self, epoch)
         for callback in self.callbacks:
             callback.on_epoch_end(self, row)
         self.history.append(row)
         self.clock.lap("other")
-        self.reports.tell_rank()
+        self.reports.report_rank()
         if self.ctx.rank == 0:
             self.ctx.event("epoch", row=row)
         self.ctx.flush_events()

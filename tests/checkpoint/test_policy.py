@@ -18,8 +18,8 @@ from sparkdml.checkpoint.policy import (
     OVERHEAD_WITH_FAILURES,
     OVERHEAD_WITHOUT_FAILURES,
     SHORTEST_SECONDS,
-    Every,
-    Pace,
+    CheckpointSchedule,
+    Interval,
     auto_interval,
     expected_failure_seconds,
     parse_every,
@@ -54,11 +54,11 @@ spans = st.floats(1.0, 1e8)
         ("epoch", "epochs", 1),
         ("2 epochs", "epochs", 2),
         ("auto", "auto", 1),
-        (Every("epochs", 3), "epochs", 3),
+        (Interval("epochs", 3), "epochs", 3),
     ],
 )
 def test_every_is_understood(every, unit, amount):
-    assert parse_every(every) == Every(unit, amount)
+    assert parse_every(every) == Interval(unit, amount)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,12 @@ def test_every_is_understood(every, unit, amount):
         *(0, -5, True, np.True_, 1.5, math.nan, math.inf, None, []),
         *("", "5", "steps 5", "0 steps", "-3 s", "nan seconds", "inf s", "1.5 epochs", "0.5 steps"),
         *("2 auto", "fortnight", "5 5 s", "1,5 hours", "9" * 400 + " s"),
-        *(timedelta(0), timedelta(seconds=-1), Every("seconds", 0), Every("seconds", math.nan)),
+        *(
+            timedelta(0),
+            timedelta(seconds=-1),
+            Interval("seconds", 0),
+            Interval("seconds", math.nan),
+        ),
     ],
 )
 def test_every_names_what_is_allowed(every):
@@ -78,7 +83,7 @@ def test_every_names_what_is_allowed(every):
 
 @given(st.sampled_from(["steps", "seconds", "epochs"]), st.integers(1, 10**12))
 def test_every_reads_back_what_it_says(unit, number):
-    every = Every(unit, number)
+    every = Interval(unit, number)
     assert parse_every(str(every)) == every
 
 
@@ -179,7 +184,7 @@ def _spent(pace, copy, write, seconds, step_seconds=0.05):
 
 @pytest.mark.parametrize(("copy", "write"), [(0.001, 0.01), (0.1, 1.0), (5.0, 60.0)])
 def test_auto_costs_three_percent_at_most_where_nothing_fails(copy, write):
-    pace = Pace(Every("auto"), now=0.0)
+    pace = CheckpointSchedule(Interval("auto"), now=0.0)
     pace.taken(0, 0.0)
     pace.costed(copy, write)
     taken, spent = _spent(pace, copy, write, seconds=6000)
@@ -188,7 +193,10 @@ def test_auto_costs_three_percent_at_most_where_nothing_fails(copy, write):
 
 
 def test_auto_takes_more_once_failures_were_seen():
-    calm, troubled = Pace(Every("auto"), 0.0), Pace(Every("auto"), 0.0, failures=10)
+    calm, troubled = (
+        CheckpointSchedule(Interval("auto"), 0.0),
+        CheckpointSchedule(Interval("auto"), 0.0, failures=10),
+    )
     for pace in (calm, troubled):
         pace.costed(0.1, 1.9)
     assert troubled.interval_seconds < calm.interval_seconds / 5
@@ -196,7 +204,7 @@ def test_auto_takes_more_once_failures_were_seen():
 
 
 def test_auto_relaxes_while_nothing_fails():
-    pace = Pace(Every("auto"), 0.0, failures=1)
+    pace = CheckpointSchedule(Interval("auto"), 0.0, failures=1)
     pace.costed(0.1, 1.0)
     early = pace.interval_seconds
     pace.taken(10, 6 * 3600.0)
@@ -204,13 +212,13 @@ def test_auto_relaxes_while_nothing_fails():
 
 
 def test_auto_before_the_first_cost_takes_one_soon():
-    pace = Pace(Every("auto"), now=100.0)
+    pace = CheckpointSchedule(Interval("auto"), now=100.0)
     assert not pace.due_after_step(1, 100.0 + FIRST_SECONDS - 0.1)
     assert pace.due_after_step(2, 100.0 + FIRST_SECONDS)
 
 
 def test_auto_follows_a_store_that_becomes_slow():
-    pace = Pace(Every("auto"), now=0.0)
+    pace = CheckpointSchedule(Interval("auto"), now=0.0)
     pace.costed(0.01, 0.1)
     before = pace.interval_seconds
     for _ in range(6):
@@ -220,7 +228,9 @@ def test_auto_follows_a_store_that_becomes_slow():
 
 
 def test_a_given_failure_rate_replaces_the_observed_one():
-    pace = Pace(Every("auto"), 0.0, failures=50, elapsed_seconds=50.0, failure_seconds=7200)
+    pace = CheckpointSchedule(
+        Interval("auto"), 0.0, failures=50, elapsed_seconds=50.0, failure_seconds=7200
+    )
     pace.costed(0.5, 0.5)
     assert pace.failure_seconds == 7200
     assert pace.interval_seconds == pytest.approx(young_daly(1.0, 7200))
@@ -229,12 +239,12 @@ def test_a_given_failure_rate_replaces_the_observed_one():
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan, math.inf, True, "hour"])
 def test_a_failure_rate_that_is_none_is_refused(wrong):
     with pytest.raises(ParameterError, match="failure_seconds must be"):
-        Pace(Every("auto"), 0.0, failure_seconds=wrong)
+        CheckpointSchedule(Interval("auto"), 0.0, failure_seconds=wrong)
 
 
 def test_a_cost_reported_during_the_next_checkpoint_does_not_make_one_due(monkeypatch):
     """The writing thread reports while the training thread takes the next."""
-    pace = Pace(Every("auto"), now=0.0)
+    pace = CheckpointSchedule(Interval("auto"), now=0.0)
     training = threading.Thread(target=pace.taken, args=(1, 1000.0), name="training")
 
     def meanwhile(*args: float) -> float:
@@ -254,7 +264,7 @@ def test_a_cost_reported_during_the_next_checkpoint_does_not_make_one_due(monkey
 
 @given(st.integers(1, 50), st.integers(0, 200), st.integers(1, 300))
 def test_steps_are_multiples_wherever_a_run_resumes(amount, first, count):
-    pace = Pace(Every("steps", amount), now=0.0, step=first)
+    pace = CheckpointSchedule(Interval("steps", amount), now=0.0, step=first)
     taken = []
     for step in range(first + 1, first + count + 1):
         if pace.due_after_step(step, 0.0):
@@ -265,7 +275,7 @@ def test_steps_are_multiples_wherever_a_run_resumes(amount, first, count):
 
 
 def test_what_is_due_stays_due_until_taken():
-    pace = Pace(Every("steps", 100), now=0.0)
+    pace = CheckpointSchedule(Interval("steps", 100), now=0.0)
     assert not pace.due_after_step(99, 0.0)
     assert pace.due_after_step(100, 0.0)
     assert pace.due_after_step(103, 0.0)  # a write was in flight
@@ -275,7 +285,7 @@ def test_what_is_due_stays_due_until_taken():
 
 
 def test_seconds_count_from_the_last_one():
-    pace = Pace(parse_every("30s"), now=1000.0)
+    pace = CheckpointSchedule(parse_every("30s"), now=1000.0)
     assert not pace.due_after_step(1, 1029.0)
     assert pace.due_after_step(2, 1030.5)
     pace.taken(2, 1030.5)
@@ -287,7 +297,7 @@ def test_seconds_count_from_the_last_one():
 
 @given(st.integers(1, 5), st.integers(0, 7))
 def test_epochs_are_multiples_wherever_a_run_resumes(amount, first):
-    pace = Pace(Every("epochs", amount), now=0.0, epoch=first)
+    pace = CheckpointSchedule(Interval("epochs", amount), now=0.0, epoch=first)
     taken = []
     for epoch in range(first + 1, 20):
         assert not pace.due_after_step(epoch * 10, 1e9)
@@ -299,7 +309,7 @@ def test_epochs_are_multiples_wherever_a_run_resumes(amount, first):
 
 @pytest.mark.parametrize("every", [7, "1 hour", "3 epochs", "auto"])
 def test_epoch_ends_may_be_asked_for_besides(every):
-    pace = Pace(parse_every(every), now=0.0, epoch=2, epoch_ends=True)
+    pace = CheckpointSchedule(parse_every(every), now=0.0, epoch=2, epoch_ends=True)
     for epoch in (3, 4, 5):
         assert pace.due_after_epoch(epoch)
         pace.taken(epoch * 10, 0.0)

@@ -27,9 +27,9 @@ CLUSTER = Measured(
     model_bytes=4_000_000,
     max_workers=8,
     step_alone=0.010,
-    steps_together=(0.010,) * 8,
+    is_synchronous=(0.010,) * 8,
     hand_over=6.4,
-    network=Network(latency=20e-6, seconds_a_byte=1e-10),
+    network=Network(latency=20e-6, seconds_per_byte=1e-10),
 )
 
 
@@ -76,7 +76,7 @@ def test_a_short_training_needs_no_second_worker():
 
 
 def test_processors_that_are_shared_bring_nothing():
-    advice = Advice(replace(CLUSTER, steps_together=(0.085,) * 8), epochs=5)
+    advice = Advice(replace(CLUSTER, is_synchronous=(0.085,) * 8), epochs=5)
     assert advice.workers == 1
     assert "take each other's processors" in repr(advice)
     assert "Strategy" not in repr(advice)  # there is nothing to choose
@@ -132,7 +132,7 @@ def test_workers_meet_once_an_epoch_at_least():
     ],
 )
 def test_a_slow_worker_calls_for_balance(steps, balanced, pays):
-    measured = replace(CLUSTER, steps_together=steps, max_workers=len(steps))
+    measured = replace(CLUSTER, is_synchronous=steps, max_workers=len(steps))
     assert measured.step(len(steps)) == pytest.approx(
         max(steps)
     )  # who agrees in every step waits for it
@@ -144,7 +144,7 @@ def test_a_slow_worker_calls_for_balance(steps, balanced, pays):
 
 
 def test_small_differences_are_no_reason_to_move_rows():
-    measured = replace(CLUSTER, steps_together=(0.010, 0.014), max_workers=2)
+    measured = replace(CLUSTER, is_synchronous=(0.010, 0.014), max_workers=2)
     assert Advice(measured, epochs=5).strategy == "AllReduce()"
 
 
@@ -172,7 +172,7 @@ def test_ranks_are_put_together():
         batch_size=10,
     )
     assert (found.rows, found.max_workers, found.hand_over) == (100, 3, 2.5)
-    assert (found.step_alone, found.steps_together, found.slowest) == (0.5, (0.6, 0.8), 0.8)
+    assert (found.step_alone, found.is_synchronous, found.slowest) == (0.5, (0.6, 0.8), 0.8)
     assert found.communication(3) == pytest.approx(0.4)
     assert found.topology == "tree"
 

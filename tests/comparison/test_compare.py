@@ -220,7 +220,7 @@ def test_drawn_rows_are_for_strategies_that_leave_them_where_they_are(spark):
     estimator, df = make_estimator(samplingCol="label"), make_rows(spark)
     for strategy in (dml.AllReduce(), dml.LBFGS(), dml.Gossip()):
         compare_to = estimator.copy()
-        if strategy.brings_optimizer:
+        if strategy.has_own_optimizer:
             compare_to.clear(compare_to.getParam("optimizer"))
         compare_to._set(strategy=strategy)._prepare(df)
 

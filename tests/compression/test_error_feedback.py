@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.comm.threads import run_threads
-from sparkdml.compression.error_feedback import pay_, with_debt
+from sparkdml.compression.error_feedback import compensate_, with_residual
 from sparkdml.compression.half import FP16
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
@@ -34,16 +34,16 @@ SCHEMES = [OneBit(), TopK(0.05), PowerSGD(1)]
 )
 def test_what_was_sent_and_what_is_owed_is_what_was_wanted(steps):
     """For any way to round: here to whole numbers."""
-    debt = torch.zeros(3, dtype=torch.float64)
+    residual = torch.zeros(3, dtype=torch.float64)
     for numbers, rows in steps:
         sums = torch.tensor(numbers, dtype=torch.float64) * bool(rows)
-        owed = debt.clone()
-        wanted = with_debt(sums, debt, rows)
+        owed = residual.clone()
+        wanted = with_residual(sums, residual, rows)
         sent = wanted.round()
-        pay_(debt, wanted, sent, rows)
-        torch.testing.assert_close(sent + rows * debt, sums + rows * owed)
+        compensate_(residual, wanted, sent, rows)
+        torch.testing.assert_close(sent + rows * residual, sums + rows * owed)
         if not rows:
-            assert torch.equal(debt, owed)
+            assert torch.equal(residual, owed)
             assert not sent.any()
 
 

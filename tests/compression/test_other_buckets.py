@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_as_at_the_beginning(scheme, lost):
         assert " and ".join(reducer.load(saved)) == lost
         for name, value in values_of(reducer).items():
             if "debts" in name:
-                assert not any(debt.any() for debt in value)
+                assert not any(residual.any() for residual in value)
             elif name == "scales":
                 assert set(value) == {1.0}
         if "bases" in saved:  # they belong to parameters, not to buckets

@@ -13,14 +13,14 @@ from sparkdml.feed import leased
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.leased import LeaseReader, SpoolSource
 from sparkdml.feed.shared_rows import SharedRows
-from sparkdml.runtime.driver.leases import LeaseDesk
-from sparkdml.runtime.protocol.service import Peer
+from sparkdml.runtime.driver.leases import LeaseService
+from sparkdml.runtime.protocol.service import TaskIdentity
 
 
 class Worker:
     """One reader of its own and others' rows."""
 
-    def __init__(self, folder, desk, rank, num_rows, maps=True, **plan):
+    def __init__(self, folder, driver_service, rank, num_rows, maps=True, **plan):
         hashes = np.sort(np.random.default_rng(rank).integers(-(2**63), 2**63 - 1, num_rows))
         columns = {"id": np.arange(num_rows) + 1000 * rank}
         chunks = [Chunk(columns, hashes)] if num_rows else []
@@ -28,12 +28,12 @@ class Worker:
         self.shared = SharedRows(self.feed, rank, "key", maps)
         if not maps:
             self.shared.serve("127.0.0.1")
-        self.peer, self.desk = Peer("worker", rank, 0, "here"), desk
+        self.peer, self.driver_service = TaskIdentity("worker", rank, 0, "here"), driver_service
         self.reader = LeaseReader(self.ask, SpoolSource(self.feed, self.shared, rank), rank)
 
     def ask(self, about, **fields):
         """Through JSON, as over the wire."""
-        answer = self.desk.answer(self.peer, about, json.loads(json.dumps(fields)))
+        answer = self.driver_service.answer(self.peer, about, json.loads(json.dumps(fields)))
         return json.loads(json.dumps(answer))
 
     def close(self):
@@ -45,8 +45,10 @@ class Worker:
 def workers(tmp_path):
     made = []
 
-    def make(desk, counts, **options):
-        made.extend(Worker(tmp_path, desk, rank, n, **options) for rank, n in enumerate(counts))
+    def make(driver_service, counts, **options):
+        made.extend(
+            Worker(tmp_path, driver_service, rank, n, **options) for rank, n in enumerate(counts)
+        )
         return made
 
     yield make
@@ -86,8 +88,8 @@ def all_ids(counts):
 @pytest.mark.parametrize("maps", [True, False])
 def test_each_row_once_an_epoch(workers, maps):
     counts = [120, 0, 77]
-    desk = LeaseDesk(3)
-    ours = workers(desk, counts, maps=maps)
+    driver_service = LeaseService(3)
+    ours = workers(driver_service, counts, maps=maps)
     for epoch in range(3):
         found = read_together(ours, 8, epoch)
         assert Counter(rows_in(found)) == all_ids(counts)
@@ -96,22 +98,22 @@ def test_each_row_once_an_epoch(workers, maps):
 
 def test_rounds_and_positions(workers):
     counts = [60, 50]
-    desk = LeaseDesk(2, max_batches=2)
-    ours = workers(desk, counts)
+    driver_service = LeaseService(2, max_batches=2)
+    ours = workers(driver_service, counts)
     first = read_together(ours, 8, 1, until=40)
     used = [worker.reader.used_rows(1) for worker in ours]
     assert 40 <= sum(used) < 60
     assert Counter(rows_in(first)).total() == sum(used)
     # The same rows once more, from where these are: as after a restart.
     positions = [w.feed.position_after(n, 1) for w, n in zip(ours, used, strict=True)]
-    again = workers(LeaseDesk(2), counts)[2:]
+    again = workers(LeaseService(2), counts)[2:]
     rest = read_together(again, 8, 1, positions=positions)
     assert Counter([*rows_in(first), *rows_in(rest)]) == all_ids(counts)
 
 
 def test_one_that_stands_still_takes_one_lease(workers):
     counts = [400, 400, 400]
-    ours = workers(LeaseDesk(3, max_batches=2), counts)
+    ours = workers(LeaseService(3, max_batches=2), counts)
     slow = ours[2].reader.batches(10, 0)
     for worker in ours:  # all have begun: else the quick ones would wait for rows to come
         worker.reader.begin(0)
@@ -124,12 +126,12 @@ def test_one_that_stands_still_takes_one_lease(workers):
 
 def test_what_a_lost_worker_has_not_confirmed_is_read_by_others(workers):
     counts = [100, 100]
-    desk = LeaseDesk(2, lease_seconds=1000.0)
-    ours = workers(desk, counts)
+    driver_service = LeaseService(2, lease_seconds=1000.0)
+    ours = workers(driver_service, counts)
     doomed = ours[1].reader.batches(10, 0)
     first, second = next(doomed), next(doomed)  # coming for the second confirms the first
     first_ids, second_ids = first["id"].tolist(), second["id"].tolist()
-    desk.went(ours[1].peer, "lost")
+    driver_service.on_leave(ours[1].peer, "lost")
     assert not second.confirm()
     again = ours[1].reader  # started again by Spark, with the same rows
     again._begun = None
@@ -142,8 +144,8 @@ def test_what_a_lost_worker_has_not_confirmed_is_read_by_others(workers):
 def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
     monkeypatch.setattr(leased, "ASK_AGAIN_SECONDS", 0.001)
     counts = [0, 40]
-    desk = LeaseDesk(2, lease_seconds=1000.0)
-    ours = workers(desk, counts, maps=False)
+    driver_service = LeaseService(2, lease_seconds=1000.0)
+    ours = workers(driver_service, counts, maps=False)
     reader, owner = ours
     owner.reader.begin(0)
     batches = reader.reader.batches(10, 0)
@@ -151,14 +153,14 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
     owner.shared._server.close()  # it dies, and comes back at another port
     owner.shared._server = None
     asked = threading.Event()
-    answer = desk.answer
+    answer = driver_service.answer
 
     def watch(peer, about, fields):
         if about == "lease.back":
             asked.set()
         return answer(peer, about, fields)
 
-    desk.answer = watch
+    driver_service.answer = watch
 
     def come_back():
         assert asked.wait(30)
@@ -174,14 +176,14 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
 
 
 def test_short_batches_are_dropped_if_asked_for(workers):
-    ours = workers(LeaseDesk(1), [25], drop_last=True)
+    ours = workers(LeaseService(1), [25], drop_last=True)
     sizes = [batch.num_rows for batch in ours[0].reader.batches(10, 0)]
     assert sizes == [10, 10]
     assert ours[0].reader.used_rows(0) == 25
 
 
 def test_a_driver_that_does_not_answer_is_an_error(workers):
-    ours = workers(LeaseDesk(1), [25])
+    ours = workers(LeaseService(1), [25])
     reader = LeaseReader(lambda about, **fields: None, ours[0].reader._source, 0)
     with pytest.raises(CommunicationError, match="does not answer"):
         next(reader.batches(10, 0))
@@ -189,8 +191,8 @@ def test_a_driver_that_does_not_answer_is_an_error(workers):
 
 def test_a_worker_that_comes_back_late_finds_old_epochs_over(workers):
     counts = [30, 20]
-    desk = LeaseDesk(2, lease_seconds=1000.0)
-    ours = workers(desk, counts)
+    driver_service = LeaseService(2, lease_seconds=1000.0)
+    ours = workers(driver_service, counts)
     for epoch in range(3):
         read_together(ours, 8, epoch)
     again = LeaseReader(ours[1].ask, ours[1].reader._source, 1)

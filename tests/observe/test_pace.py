@@ -2,11 +2,11 @@
 
 import pytest
 
-from sparkdml.observe.progress import WINDOW_SECONDS, Pace, clock, short
+from sparkdml.observe.progress import WINDOW_SECONDS, Throughput, clock, short
 
 
 def test_the_rate_goes_over_the_end_of_an_epoch():
-    pace = Pace(epochs=3)
+    pace = Throughput(epochs=3)
     assert pace.rows_per_second is None
     pace.count(0.0, 1, 60, 100)
     assert pace.seconds_left is None
@@ -20,14 +20,14 @@ def test_the_rate_goes_over_the_end_of_an_epoch():
 
 
 def test_rows_before_a_resume_are_nobodys_speed():
-    pace = Pace(epochs=2)
+    pace = Throughput(epochs=2)
     pace.count(0.0, 2, 900_000, 1_000_000)
     pace.count(1.0, 2, 900_100, 1_000_000)
     assert pace.rows_per_second == 100
 
 
 def test_a_restart_forgets_the_pause():
-    pace = Pace(epochs=1)
+    pace = Throughput(epochs=1)
     pace.count(0.0, 1, 0, 100)
     pace.count(1.0, 1, 50, 100)
     pace.restart()
@@ -39,7 +39,7 @@ def test_a_restart_forgets_the_pause():
 
 
 def test_what_was_long_ago_no_longer_counts():
-    pace = Pace(epochs=1)
+    pace = Throughput(epochs=1)
     for second in range(100):
         pace.count(float(second), 1, float(second), None)
     for second in range(100, 200):
@@ -50,7 +50,7 @@ def test_what_was_long_ago_no_longer_counts():
 
 
 def test_an_epoch_that_does_not_move_has_no_end():
-    pace = Pace(epochs=1)
+    pace = Throughput(epochs=1)
     pace.count(0.0, 1, 10, 100)
     pace.count(1.0, 1, 10, 100)
     assert pace.seconds_left is None

@@ -12,7 +12,7 @@ from sparkdml.observe.spark_ui import (
     MOST_LOGS,
     MOST_LOSSES,
     MOST_LOSSES_WAITING,
-    RANKS_A_POST,
+    RANKS_PER_POST,
     EventBatch,
     thin,
 )
@@ -84,7 +84,7 @@ def test_sums_of_a_rank_are_added_and_stand_before_the_end():
 def test_many_ranks_come_with_every_few_posts_and_all_at_the_end():
     batch, posts = EventBatch(), []
     for _ in range(8):
-        for rank in range(4 * RANKS_A_POST):
+        for rank in range(4 * RANKS_PER_POST):
             batch.add(rank, rank_event(1, 0.1))
         posts.append(batch.take())
     assert [len(post) for post in posts] == [0, 0, 0, 128, 0, 0, 0, 128]

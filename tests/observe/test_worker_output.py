@@ -15,7 +15,7 @@ from sparkdml.observe.worker_output import MAX_LINE_CHARACTERS, WorkerOutput
 from sparkdml.testing.waiting import wait_until
 
 
-class Link:
+class ControlClient:
     """Keeps what would be sent."""
 
     def __init__(self):
@@ -41,8 +41,8 @@ class Link:
 
 
 def test_lines_go_both_ways(capsys):
-    link, before = Link(), (sys.stdout, sys.stderr)
-    with WorkerOutput(link, "host-a"):
+    client, before = ControlClient(), (sys.stdout, sys.stderr)
+    with WorkerOutput(client, "host-a"):
         print("one", 1)
         print("two", end="")
         print(" three")
@@ -50,89 +50,89 @@ def test_lines_go_both_ways(capsys):
         print("no end", end="")
     assert (sys.stdout, sys.stderr) == before
     assert capsys.readouterr() == ("one 1\ntwo three\nno end", "trouble\n")
-    assert link.lines("stdout") == ["one 1", "two three", "no end"]
-    assert link.lines("stderr") == ["trouble"]
-    assert {event["host"] for event in link.events} == {"host-a"}
-    assert link.num_flushes == 1
+    assert client.lines("stdout") == ["one 1", "two three", "no end"]
+    assert client.lines("stderr") == ["trouble"]
+    assert {event["host"] for event in client.events} == {"host-a"}
+    assert client.num_flushes == 1
 
 
 def test_lines_come_while_the_task_runs(capsys, monkeypatch):
     monkeypatch.setattr(worker_output, "SEND_SECONDS", 0.01)
-    link = Link()
-    with WorkerOutput(link, "a"):
+    client = ControlClient()
+    with WorkerOutput(client, "a"):
         print("now")
-        wait_until(lambda: link.events)
-        assert link.lines() == ["now"]
+        wait_until(lambda: client.events)
+        assert client.lines() == ["now"]
 
 
 def test_lines_before_a_failure_are_sent(capsys):
-    link = Link()
+    client = ControlClient()
 
     def fail():
-        with WorkerOutput(link, "a"):
+        with WorkerOutput(client, "a"):
             print("last words")
             raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
         fail()
-    assert link.lines() == ["last words"]
+    assert client.lines() == ["last words"]
 
 
 def test_a_flood_is_bounded_and_counted(capsys):
-    link = Link()
+    client = ControlClient()
     num_lines = 20_000
-    with WorkerOutput(link, "a"):
+    with WorkerOutput(client, "a"):
         for number in range(num_lines):
             print(number)
-    assert len(link.lines()) + link.dropped == num_lines
-    assert link.dropped > num_lines / 2
-    assert link.lines()[-1] == str(num_lines - 1)  # the newest are worth most
+    assert len(client.lines()) + client.dropped == num_lines
+    assert client.dropped > num_lines / 2
+    assert client.lines()[-1] == str(num_lines - 1)  # the newest are worth most
     assert len(capsys.readouterr().out.splitlines()) == num_lines  # the executor's log has all
-    assert all(len(event["lines"]) <= worker_output.LINES_A_SEND for event in link.events)
+    assert all(len(event["lines"]) <= worker_output.LINES_PER_SEND for event in client.events)
 
 
 def test_long_lines_and_lines_without_end_are_bounded(capsys):
-    link = Link()
-    with WorkerOutput(link, "a") as output:
+    client = ControlClient()
+    with WorkerOutput(client, "a") as output:
         print("x" * 10_000_000)
         for _ in range(1000):
             sys.stdout.write("y" * 1000)
         assert sum(map(len, output._tees["stdout"]._partial.values())) <= MAX_LINE_CHARACTERS + 1
-    assert [line[:1] for line in link.lines()] == ["x", "y"]
-    assert all(len(line) == MAX_LINE_CHARACTERS + 1 for line in link.lines())
+    assert [line[:1] for line in client.lines()] == ["x", "y"]
+    assert all(len(line) == MAX_LINE_CHARACTERS + 1 for line in client.lines())
 
 
 def test_a_bar_that_redraws_its_line_is_one_line(capsys):
-    link = Link()
-    with WorkerOutput(link, "a"):
+    client = ControlClient()
+    with WorkerOutput(client, "a"):
         for percent in range(101):
             sys.stderr.write(f"\r{percent}%")
         sys.stderr.write("\n")
         for percent in range(101):
             sys.stderr.write(f"{percent}% again\r")
-    assert link.lines() == ["100%", "100% again"]
+    assert client.lines() == ["100%", "100% again"]
 
 
 def test_threads_do_not_mix_their_lines(capsys):
-    link = Link()
+    client = ControlClient()
 
     def say(word):
         for _ in range(30):
             print(word, word)
 
-    with WorkerOutput(link, "a"):
+    with WorkerOutput(client, "a"):
         threads = [threading.Thread(target=say, args=(word,)) for word in "abc"]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(link.lines()) == sorted(f"{word} {word}" for word in "abc" for _ in range(30))
+    assert sorted(client.lines()) == sorted(f"{word} {word}" for word in "abc" for _ in range(30))
 
 
 def test_a_link_that_raises_harms_nobody(capsys, monkeypatch):
     monkeypatch.setattr(worker_output, "SEND_SECONDS", 0.01)
 
-    class Broken(Link):
+    class Broken(ControlClient):
         def event(self, kind, **fields):
             raise OSError("the driver is gone")
 
@@ -144,14 +144,14 @@ def test_a_link_that_raises_harms_nobody(capsys, monkeypatch):
 
 
 def test_a_forked_child_only_prints(capsys):
-    link = Link()
-    with WorkerOutput(link, "a"):
+    client = ControlClient()
+    with WorkerOutput(client, "a"):
         pid = os.fork()
         if pid == 0:
             print("from the child")
             os._exit(0 if capsys.readouterr().out == "from the child\n" else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert link.lines() == []
+    assert client.lines() == []
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def logger():
 def test_logging_handlers_follow_and_go_back(capsys, logger):
     old = logging.StreamHandler(sys.stderr)
     logger.addHandler(old)
-    links = [Link(), Link()]
+    links = [ControlClient(), ControlClient()]
     with WorkerOutput(links[0], "a"):
         logger.warning("first task")
         new = logging.StreamHandler(sys.stderr)
@@ -182,28 +182,28 @@ def test_logging_handlers_follow_and_go_back(capsys, logger):
 
 def test_logging_that_nobody_set_up(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    link = Link()
-    with WorkerOutput(link, "a"):
+    client = ControlClient()
+    with WorkerOutput(client, "a"):
         logging.getLogger("nobody").warning("a warning")
-    assert link.lines("stderr") == ["a warning"]
+    assert client.lines("stderr") == ["a warning"]
     assert logging.getLogger().handlers == []  # a later basicConfig still works
 
 
 def test_a_stream_that_outlives_its_task_passes_on(capsys):
-    link = Link()
-    with WorkerOutput(link, "a"):
+    client = ControlClient()
+    with WorkerOutput(client, "a"):
         kept = sys.stdout
         sys.stdout.writelines(["in time\n"])
     print("too late", file=kept)
     assert kept.encoding == sys.stdout.encoding
-    assert link.lines() == ["in time"]
+    assert client.lines() == ["in time"]
     assert capsys.readouterr().out == "in time\ntoo late\n"
 
 
 def test_somebody_elses_stream_is_left_in_place(monkeypatch):
     theirs = io.StringIO()
     with monkeypatch.context() as patch:
-        with WorkerOutput(Link(), "a"):
+        with WorkerOutput(ControlClient(), "a"):
             patch.setattr(sys, "stdout", theirs)
         assert sys.stdout is theirs
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 
 def talk(ctx):
-    with WorkerOutput(ctx._link, ctx.world.hosts[ctx.rank]):
+    with WorkerOutput(ctx._client, ctx.world.hosts[ctx.rank]):
         print(f"hello from {ctx.rank}")
         logging.getLogger("mine").warning("careful")
         if ctx.rank == 1:
@@ -25,7 +25,7 @@ def talk(ctx):
 
 
 def talk_and_fail(ctx):
-    with WorkerOutput(ctx._link, ctx.world.hosts[ctx.rank]):
+    with WorkerOutput(ctx._client, ctx.world.hosts[ctx.rank]):
         print(f"last words of {ctx.rank}")
         raise ValueError("a mistake")
 

@@ -142,7 +142,7 @@ def test_what_a_group_can_not_do_is_refused():
 
     group = ThreadedGroup(3)
     with pytest.raises(ParameterError, match="BSP, SSP, ASP, TAP"):
-        ParameterServer(servers=group, consistency=Mine()).desk(2)
+        ParameterServer(servers=group, consistency=Mine()).driver_service(2)
     with pytest.raises(ParameterError, match=r"num_servers.*the group has 3"):
         ParameterServer(num_servers=4, servers=group)
     with pytest.raises(ParameterError, match=r"servers.*dml.ServerGroup"):

@@ -36,18 +36,18 @@ class Watched(ParameterServer):
 
     desks = []
 
-    def desk(self, num_workers):
-        desk = super().desk(num_workers)
-        Watched.desks.append(desk)
-        return desk
+    def driver_service(self, num_workers):
+        driver_service = super().driver_service(num_workers)
+        Watched.desks.append(driver_service)
+        return driver_service
 
 
 def watch():
     return Watched.desks[-1].membership._watch
 
 
-def excused():
-    return Watched.desks[-1].membership.view.excused
+def expelled():
+    return Watched.desks[-1].membership.view.expelled
 
 
 class Story(Callback):
@@ -67,11 +67,11 @@ class Story(Callback):
             # The rule compares: first it must have heard of the others.
             wait_until(lambda: watch()._seconds.keys() >= set(others), seconds=60)
         if rank == SLOW and step == 2:
-            wait_until(lambda: excused() == (SLOW,), seconds=60)
+            wait_until(lambda: expelled() == (SLOW,), seconds=60)
             wait_until(lambda: all(self.steps[other] >= step + 5 for other in others), seconds=60)
             SaysSo.says = "well"
         if rank != SLOW and step == 11:
-            wait_until(lambda: excused() == (), seconds=60)
+            wait_until(lambda: expelled() == (), seconds=60)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_worker_far_slower_than_the_others_is_excused_and_comes_back() -> None
     def clock(number: int, *seconds: float) -> tuple[int, ...]:
         for worker, busy in enumerate(seconds):
             group.ask_worker("worker_beat", worker, clock=number, busy_seconds=busy)
-        return group.view.excused
+        return group.view.expelled
 
     assert clock(1, 1.0, 1.2, 9.0) == ()
     assert clock(2, 1.0, 1.2, 9.0) == (2,)
@@ -173,7 +173,7 @@ def test_never_more_than_half_are_excused(history: list[tuple[int, float]]) -> N
     for worker, seconds in history:
         seen.add(worker)
         watch.finished(worker, seconds)
-        assert 2 * len(watch.excused) <= len(seen)
+        assert 2 * len(watch.expelled) <= len(seen)
 
 
 @pytest.mark.parametrize(

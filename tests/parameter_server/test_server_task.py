@@ -53,15 +53,15 @@ def test_only_changes_are_told_and_not_with_every_beat(monkeypatch):
     context = SimpleNamespace(event=lambda kind, **fields: told.append((kind, fields)))
     monkeypatch.setattr(server_task.time, "monotonic", lambda: now)
     now = 100.0
-    teller = server_task.Teller(context)
-    teller.tell()
+    reporter = server_task.Reporter(context)
+    reporter.tell()
     stats = NodeStats()
-    teller.watch(SimpleNamespace(seat=3, stats=stats))
+    reporter.watch(SimpleNamespace(seat=3, stats=stats))
     stats.pushes = 5
     now += 1.0
-    teller.tell_now_and_then()
+    reporter.report_periodically()
     assert told == []
     now += 1.5
-    teller.tell_now_and_then()
-    teller.tell()
+    reporter.report_periodically()
+    reporter.tell()
     assert [(kind, fields["seat"], fields["pushes"]) for kind, fields in told] == [("server", 3, 5)]

@@ -15,7 +15,7 @@ from torch import nn
 import sparkdml as dml
 from sparkdml.checkpoint.stores.relay import RelayPlace, RelayStore
 from sparkdml.runtime.driver import preflight, submission
-from sparkdml.runtime.driver.blob_server import Depot, Sent
+from sparkdml.runtime.driver.blob_server import BlobServer, Sent
 from sparkdml.runtime.protocol.blobs import LEAST_BYTES, map_buffers, pack, pieces, total, unpack
 from sparkdml.runtime.worker.blob_client import fetch, pickle_result, release
 
@@ -24,22 +24,22 @@ MANY = LEAST_BYTES // 4 + 3  # floats: no multiple of the alignment
 
 
 @pytest.fixture
-def depot():
-    made = Depot("127.0.0.1", threshold_bytes=LEAST_BYTES)
+def blob_server():
+    made = BlobServer("127.0.0.1", threshold_bytes=LEAST_BYTES)
     yield made
     made.close()
 
 
-def through_a_file(parcel, folder):
+def through_a_file(pickled, folder):
     path = folder / "buffers"
-    path.write_bytes(b"".join(bytes(piece) for piece in pieces(parcel.buffers)))
-    return map_buffers(path, [buffer.nbytes for buffer in parcel.buffers])
+    path.write_bytes(b"".join(bytes(piece) for piece in pieces(pickled.buffers)))
+    return map_buffers(path, [buffer.nbytes for buffer in pickled.buffers])
 
 
 def test_what_is_small_stays_inside():
-    parcel = pack({"a": torch.arange(3), "b": b"short", "c": np.ones(4)})
-    assert parcel.buffers == []
-    assert unpack(parcel.pickled, [])["a"].tolist() == [0, 1, 2]
+    pickled = pack({"a": torch.arange(3), "b": b"short", "c": np.ones(4)})
+    assert pickled.buffers == []
+    assert unpack(pickled.pickled, [])["a"].tolist() == [0, 1, 2]
 
 
 def test_everything_large_comes_back_as_it_was(tmp_path):
@@ -51,10 +51,10 @@ def test_everything_large_comes_back_as_it_was(tmp_path):
         "transposed": torch.rand(1024, 1025).t(),
         "not contiguous": np.random.default_rng(0).random((1024, 1024)).T,
     }
-    parcel = pack(value)
-    assert parcel.num_bytes > 5 * LEAST_BYTES
-    assert len(parcel.pickled) < parcel.num_bytes
-    back = unpack(parcel.pickled, through_a_file(parcel, tmp_path))
+    pickled = pack(value)
+    assert pickled.num_bytes > 5 * LEAST_BYTES
+    assert len(pickled.pickled) < pickled.num_bytes
+    back = unpack(pickled.pickled, through_a_file(pickled, tmp_path))
     assert back["bytes"] == value["bytes"]
     for name in ("tensor", "half", "transposed"):
         assert torch.equal(back[name], value[name])
@@ -73,9 +73,9 @@ def test_tied_weights_and_views_stay_so(tmp_path):
             self.head.weight = self.embedding.weight
             self.view = self.embedding.weight.detach()[:5]
 
-    parcel = pack(Tied())
-    assert len(parcel.buffers) == 1
-    back = unpack(parcel.pickled, through_a_file(parcel, tmp_path))
+    pickled = pack(Tied())
+    assert len(pickled.buffers) == 1
+    back = unpack(pickled.pickled, through_a_file(pickled, tmp_path))
     assert back.head.weight is back.embedding.weight
     assert back.head.weight.requires_grad
     with torch.no_grad():
@@ -91,9 +91,9 @@ def test_a_file_that_was_cut_off_is_noticed(tmp_path):
     assert total([1000, 24]) == 1024 + 64
 
 
-def test_a_body_is_fetched_once_an_executor(depot, tmp_path, monkeypatch):
+def test_a_body_is_fetched_once_an_executor(blob_server, tmp_path, monkeypatch):
     weights = torch.rand(MANY)
-    sent = depot.consign({"weights": weights, "small": 1})
+    sent = blob_server.upload({"weights": weights, "small": 1})
     assert isinstance(sent, Sent)
     assert len(sent.pickled) < 10_000
     reads = []
@@ -104,7 +104,7 @@ def test_a_body_is_fetched_once_an_executor(depot, tmp_path, monkeypatch):
     with ThreadPoolExecutor(
         3
     ) as pool:  # flock is per open file, so that threads exclude each other
-        got = list(pool.map(lambda _: fetch(sent, depot.place, str(tmp_path)), range(3)))
+        got = list(pool.map(lambda _: fetch(sent, blob_server.place, str(tmp_path)), range(3)))
     assert len(reads) == 1
     assert all(torch.equal(value["weights"], weights) for value in got)
     got[0]["weights"].zero_()
@@ -116,30 +116,30 @@ def test_a_body_is_fetched_once_an_executor(depot, tmp_path, monkeypatch):
     assert torch.equal(got[2]["weights"], weights), "what is mapped outlives its file"
 
 
-def test_small_bodies_are_shipped_as_they_are(depot):
+def test_small_bodies_are_shipped_as_they_are(blob_server):
     body = {"weights": torch.rand(4)}
-    assert depot.consign(body) is body
+    assert blob_server.upload(body) is body
 
 
-def test_results_are_left_at_the_depot(depot):
+def test_results_are_left_at_the_depot(blob_server):
     from pyspark import cloudpickle
 
     result = (None, torch.rand(MANY), b"z" * (2 * LEAST_BYTES))
-    payload = pickle_result(result, depot.place, LEAST_BYTES)
+    payload = pickle_result(result, blob_server.place, LEAST_BYTES)
     assert len(payload) < 10_000
-    back = depot.collect(cloudpickle.loads(payload))
+    back = blob_server.collect(cloudpickle.loads(payload))
     assert torch.equal(back[1], result[1])
     assert back[2] == result[2]
     # Where Spark demands encryption there is no depot, and everything goes by Spark.
     assert len(pickle_result(result, None, 0)) > 3 * LEAST_BYTES
 
 
-def test_strangers_and_other_names_get_nothing(depot):
-    sent = depot.consign(torch.rand(MANY))
-    stranger = RelayPlace("the driver", depot.place.host, depot.place.port, "a guess")
+def test_strangers_and_other_names_get_nothing(blob_server):
+    sent = blob_server.upload(torch.rand(MANY))
+    stranger = RelayPlace("the driver", blob_server.place.host, blob_server.place.port, "a guess")
     with pytest.raises(OSError, match="ended"):
         RelayStore(stranger).read(sent.name)
-    store = RelayStore(depot.place)
+    store = RelayStore(blob_server.place)
     for act in (lambda: store.read("result-00"), lambda: store.write(sent.name, [b"other"])):
         with pytest.raises(ValueError, match="the depot knows no"):
             act()
@@ -148,10 +148,10 @@ def test_strangers_and_other_names_get_nothing(depot):
 
 def test_nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    depot = Depot("127.0.0.1", threshold_bytes=0)
-    depot.consign(torch.rand(MANY))
+    blob_server = BlobServer("127.0.0.1", threshold_bytes=0)
+    blob_server.upload(torch.rand(MANY))
     assert len(list(tmp_path.rglob("cargo-*"))) == 1
-    depot.close()
+    blob_server.close()
     assert list(tmp_path.iterdir()) == []
     assert not [t for t in threading.enumerate() if t.name.startswith("sparkdml-relay")]
 
@@ -169,11 +169,11 @@ def test_nothing_is_left(tmp_path, monkeypatch):
     ],
 )
 def test_from_which_size_on(settings, expected):
-    assert preflight.cargo_threshold(settings.get) == expected
+    assert preflight.blob_threshold(settings.get) == expected
 
 
 def test_both_ways_in_a_run(spark, monkeypatch):
-    monkeypatch.setattr(preflight, "CARGO_BYTES", LEAST_BYTES)
+    monkeypatch.setattr(preflight, "BLOB_BYTES", LEAST_BYTES)
     carried = []
     join = submission.join_pieces
     monkeypatch.setattr(

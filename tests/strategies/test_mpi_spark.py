@@ -38,7 +38,7 @@ def fit(df, strategy, **changes):
         "verbose": 0,
         **changes,
     }
-    if strategy.brings_optimizer:
+    if strategy.has_own_optimizer:
         del fields["optimizer"]
     return dml.TorchEstimator(strategy=strategy, **fields).fit(df)
 

@@ -207,7 +207,7 @@ def test_a_parameter_that_has_not_begun_stays_apart() -> None:
 
 def test_it_follows_parameters_to_another_buffer(twins: Twins) -> None:
     twins.train(2)
-    twins.params.lay_in(twins.params.values.clone())
+    twins.params.rebind(twins.params.values.clone())
     twins.train(2)
 
 

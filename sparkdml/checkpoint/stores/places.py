@@ -157,7 +157,7 @@ def resolve_place(
                 "Set spark.hadoop.fs.… on the session",
             )
         return StoreAccess(None, HadoopStore(spark, url))
-    raise _nobody_opens(scheme, shown, jvm)
+    raise _no_backend_opens(scheme, shown, jvm)
 
 
 def _absolute(url: str, jvm: Jvm | None, spark: SparkSession | None) -> str:
@@ -211,7 +211,7 @@ def _fsspec_opens(scheme: str) -> bool:
     return True
 
 
-def _nobody_opens(scheme: str, url: str, jvm: Jvm | None) -> ParameterError:
+def _no_backend_opens(scheme: str, url: str, jvm: Jvm | None) -> ParameterError:
     package = _PACKAGES.get(scheme)
     ways = [
         f"pip install {package} on the driver and all workers"

@@ -116,8 +116,10 @@ def _open_hierarchical(comm: Communicator, host: Host) -> HierarchicalCommunicat
     inside = comm.split(leader)
     if host.exchange is not None:
         inside = SharedMemoryCommunicator(inside, host.exchange, owns_base=True)
-    leads = leader == comm.rank
-    across = comm.split(int(not leads))
-    if not leads or across.size == 1:
+    is_training_role = leader == comm.rank
+    across = comm.split(int(not is_training_role))
+    if not is_training_role or across.size == 1:
         across.close()
-    return HierarchicalCommunicator(comm, inside, across if leads and across.size > 1 else None)
+    return HierarchicalCommunicator(
+        comm, inside, across if is_training_role and across.size > 1 else None
+    )

@@ -96,10 +96,10 @@ def measure_offset(
 
 FLUSH_SECONDS = 0.5
 ALIGN_SECONDS = 30.0
-STEPS_A_SECOND = 40.0  # recorded by a rank of a small run
-DRIVER_STEPS_A_SECOND = 1000.0  # recorded by all ranks of a large one together
+STEPS_PER_SECOND = 40.0  # recorded by a rank of a small run
+DRIVER_STEPS_PER_SECOND = 1000.0  # recorded by all ranks of a large one together
 MAX_WAITING = 20_000
-SPANS_A_MESSAGE = 500  # far below the longest line of the wire
+SPANS_PER_MESSAGE = 500  # far below the longest line of the wire
 
 Args = dict[str, Any]
 # Track, name, begin and end by perf_counter_ns, step, what else is known.
@@ -163,7 +163,7 @@ class SpanRecorder(NoSpans):
         self._step_began = self._mark = perf_counter_ns()
         self._num_steps = self._steps_seen = 0
         self._skip_mask = 0  # steps with one of these bits in their number are passed over
-        self._target = min(STEPS_A_SECOND, max(1.0, DRIVER_STEPS_A_SECOND / size))
+        self._target = min(STEPS_PER_SECOND, max(1.0, DRIVER_STEPS_PER_SECOND / size))
         self._looked_at = perf_counter_ns()
         self._look_at_step = int(self._target)  # the first look: sooner than a flush, if need be
         self._closing = threading.Event()
@@ -241,8 +241,8 @@ class SpanRecorder(NoSpans):
             spans = [self._spans.popleft() for _ in range(len(self._spans))]
             if self.horovod is not None:
                 spans.extend(self.horovod.take())
-            for start in range(0, len(spans), SPANS_A_MESSAGE):
-                self._send_some(spans[start : start + SPANS_A_MESSAGE])
+            for start in range(0, len(spans), SPANS_PER_MESSAGE):
+                self._send_some(spans[start : start + SPANS_PER_MESSAGE])
             if spans:
                 self._flush()
             self._choose_steps()

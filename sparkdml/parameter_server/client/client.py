@@ -17,8 +17,8 @@ from sparkdml.parameter_server.client.base import Ask, Client, Rows, Ticket
 from sparkdml.parameter_server.client.cutting import Gathering, add_up_rows, cut_rows, cut_whole
 from sparkdml.parameter_server.client.read_cache import ReadCache
 from sparkdml.parameter_server.client.requests import Outstanding, PartsTicket, Request
-from sparkdml.parameter_server.client.sender import Courier
-from sparkdml.parameter_server.client.sifting import Sieve, filter_of
+from sparkdml.parameter_server.client.sender import Sender
+from sparkdml.parameter_server.client.sifting import UpdateFilter, filter_of
 from sparkdml.parameter_server.client.table_book import Known, Snapshot, TableBook
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.optimizers import Updater
@@ -39,7 +39,7 @@ class WorkerClient(Client):
         self._book = TableBook(config.part_bytes, self._submit, self.stats)
         self._reads = ReadCache(config.consistency)
         chosen = filter_of(config)
-        self._sieve = None if chosen is None else Sieve(chosen)
+        self._update_filter = None if chosen is None else UpdateFilter(chosen)
         if chosen is not None and chosen(0).needs_values:
             self._reads.keep_values = True
         self._pushes = Outstanding()
@@ -47,7 +47,7 @@ class WorkerClient(Client):
         self._clock = 0
         self._clock_began, self._waited = time.monotonic(), 0.0
         self._closed = False
-        self._courier = Courier(worker, config, ask, self.stats)
+        self._sender = Sender(worker, config, ask, self.stats)
         try:
             self._begin()
         except BaseException:
@@ -55,15 +55,15 @@ class WorkerClient(Client):
             raise
 
     def _begin(self) -> None:
-        if not self._courier.greeted.wait(self._config.timeout_seconds):
+        if not self._sender.greeted.wait(self._config.timeout_seconds):
             raise CommunicationError(
                 f"worker {self.worker} found no servers within "
                 f"{self._config.timeout_seconds:g} s (timeout_seconds). Have all "
                 f"{self._config.num_servers} servers started, and can they be reached from here?"
             )
-        if self._courier.error is not None:
-            raise self._courier.error
-        self._clock = self._courier.start_clock or 0
+        if self._sender.error is not None:
+            raise self._sender.error
+        self._clock = self._sender.start_clock or 0
 
     @property
     def clock_now(self) -> int:
@@ -125,7 +125,7 @@ class WorkerClient(Client):
                 entry.number = self._numbers[entry.key]
                 entry.weight, entry.worker, entry.mark = weight, self.worker, mark
                 self.stats.bytes_pushed += 0 if entry.values is None else entry.values.nbytes
-            self._courier.submit([self._push_request(table, entry, ticket) for entry in entries])
+            self._sender.submit([self._push_request(table, entry, ticket) for entry in entries])
         return ticket
 
     def _entries(
@@ -135,8 +135,8 @@ class WorkerClient(Client):
         table, updater, exact = known.table, known.updater, known.exact
         # Parts that a push has no rows for must still hear of its weight.
         all_parts = self._config.consistency.aggregates and not updater.additive
-        if self._sieve is not None and not exact:
-            named, matrix = self._sieve.sift(
+        if self._update_filter is not None and not exact:
+            named, matrix = self._update_filter.sift(
                 table, value, indexes, updater, weight, self._clock, self._reads.last(table)
             )
             entries = cut_rows(table, named, matrix, all_parts)
@@ -202,7 +202,7 @@ class WorkerClient(Client):
             )
 
         requests = [request_of(index, entry) for index, entry in enumerate(gathering.entries)]
-        self._courier.submit(requests)
+        self._sender.submit(requests)
         return ticket
 
     def _push_request(self, table: Table, entry: Entry, ticket: PartsTicket[None]) -> Request:
@@ -224,7 +224,7 @@ class WorkerClient(Client):
 
     def _submit(self, requests: list[Request]) -> None:
         with self._lock:
-            self._courier.submit(requests)
+            self._sender.submit(requests)
 
     def stamp(self, name: str) -> int | None:
         """Where the slowest worker was when a whole table was last read."""
@@ -261,10 +261,10 @@ class WorkerClient(Client):
         The next reads are of the new clock; they see this worker's own pushes, as always.
         """
         self._check()
-        self._courier.busy_seconds = self._computed_seconds()
+        self._sender.busy_seconds = self._computed_seconds()
         # One that was excused for being slow goes on where the others are.
-        clock = self._clock = max(self._clock + 1, self._courier.moved_on)
-        self._pushes.when_none(lambda: self._courier.tell_clock(clock))
+        clock = self._clock = max(self._clock + 1, self._sender.moved_on)
+        self._pushes.when_none(lambda: self._sender.report_clock(clock))
         return clock
 
     def _computed_seconds(self) -> float:
@@ -275,7 +275,7 @@ class WorkerClient(Client):
         return seconds
 
     def _check(self) -> None:
-        error = self._courier.error or self._pushes.error
+        error = self._sender.error or self._pushes.error
         if error is not None:
             raise CommunicationError(str(error)) from error
 
@@ -285,7 +285,7 @@ class WorkerClient(Client):
         deadline = None
         while True:
             self._check()
-            answer = self._courier.ask("server.barrier", name="", times=self._num_barriers)
+            answer = self._sender.ask("server.barrier", name="", times=self._num_barriers)
             if answer is not None and answer["passed"]:
                 return
             if answer is None:
@@ -300,9 +300,9 @@ class WorkerClient(Client):
         if not self._closed:
             self._pushes.wait()
             self._closed = True
-            self._courier.close(leave=True)
+            self._sender.close(leave=True)
 
     def abort(self) -> None:
         if not self._closed:
             self._closed = True
-            self._courier.close(leave=False)
+            self._sender.close(leave=False)

@@ -160,7 +160,7 @@ class Request:
         return self.answer_bytes + (0 if values is None else values.nbytes)
 
 
-class Line:
+class ServerConnection:
     """A connection, and what is under way on it."""
 
     def __init__(self, outbox: Outbox) -> None:

@@ -19,7 +19,7 @@ import zmq
 
 from sparkdml.errors import CommunicationError
 from sparkdml.parameter_server.client.base import Ask
-from sparkdml.parameter_server.client.requests import Line, Request
+from sparkdml.parameter_server.client.requests import Request, ServerConnection
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.partition import Key
 from sparkdml.parameter_server.stats import ClientStats
@@ -40,7 +40,7 @@ PING_SECONDS = 0.5
 RETRY_SECONDS = 0.05
 
 
-class Courier:
+class Sender:
     """Runs until closed. `submit` may be called from any thread; callbacks come on this one."""
 
     def __init__(self, worker: int, config: ServerConfig, ask: Ask, stats: ClientStats) -> None:
@@ -53,7 +53,7 @@ class Courier:
         self._lanes: defaultdict[Key, deque[Request]] = defaultdict(deque)
         self._unsent: list[Request] = []
         self._retries: dict[Key, float] = {}
-        self._lines: dict[int, Line] = {}  # by seat
+        self._connections: dict[int, ServerConnection] = {}  # by seat
         self._view = View()
         self._new_view: View | None = None
         self._clock = 0
@@ -82,7 +82,7 @@ class Courier:
         for request in requests:
             request.failed(error)
 
-    def tell_clock(self, clock: int) -> None:
+    def report_clock(self, clock: int) -> None:
         """Let every server know, and go on telling those that don't answer."""
         self._clock = max(self._clock, clock)
         self._watcher.wake()
@@ -153,16 +153,16 @@ class Courier:
             if view is None:
                 return
             old, self._view = self._view, view
-        for seat, line in list(self._lines.items()):
+        for seat, connection in list(self._connections.items()):
             member = view.members.get(seat)
-            if member is None or member.number != line.outbox.server:
-                self._send_again(line)
-                self._watcher.remove(line.outbox.socket)
-                line.outbox.close()
-                del self._lines[seat]
+            if member is None or member.number != connection.outbox.server:
+                self._send_again(connection)
+                self._watcher.remove(connection.outbox.socket)
+                connection.outbox.close()
+                del self._connections[seat]
         for seat, member in view.members.items():
-            if seat not in self._lines:
-                self._lines[seat] = Line(
+            if seat not in self._connections:
+                self._connections[seat] = ServerConnection(
                     Outbox(
                         self._context,
                         member.address,
@@ -172,9 +172,9 @@ class Courier:
                         self._stats.dropped,
                     )
                 )
-                self._watcher.add(self._lines[seat].outbox.socket)
-        for line in self._lines.values():
-            line.clock_told = -1  # a server that took us for dead must hear of us again
+                self._watcher.add(self._connections[seat].outbox.socket)
+        for connection in self._connections.values():
+            connection.clock_told = -1  # a server that took us for dead must hear of us again
         # Parts may have moved between servers that are both alive.
         if old.servers and view.servers and view.generation != old.generation:
             for key in self._lanes:
@@ -193,17 +193,17 @@ class Courier:
             self._fail(error)  # whoever waits, or asks for more, gets to know
         finally:
             self._fail(CommunicationError("the client is closed"))
-            for line in self._lines.values():
-                line.outbox.close(linger_seconds=1.0 if self._leaving else 0.0)
+            for connection in self._connections.values():
+                connection.outbox.close(linger_seconds=1.0 if self._leaving else 0.0)
 
     def _turn(self) -> None:
         ready = self._watcher.wait(20 if self._retries else 100)
         self._take_view()
-        for line in list(self._lines.values()):
-            if line.outbox.socket in ready:
-                while (message := line.outbox.receive()) is not None:
-                    self._take_answer(line, message)
-                self._look_for_losses(line)
+        for connection in list(self._connections.values()):
+            if connection.outbox.socket in ready:
+                while (message := connection.outbox.receive()) is not None:
+                    self._take_answer(connection, message)
+                self._look_for_losses(connection)
         with self._lock:
             submitted = list(self._submitted)
             self._submitted.clear()
@@ -233,60 +233,62 @@ class Courier:
         for request in self._unsent:
             if request.finished:
                 continue
-            line = self._lines[self._view.primary(request.entry.key)]
-            if not line.fits(request):
-                self._send_batch(line)
-            line.batch.append(request)
-            line.batch_bytes += request.size
+            connection = self._connections[self._view.primary(request.entry.key)]
+            if not connection.fits(request):
+                self._send_batch(connection)
+            connection.batch.append(request)
+            connection.batch_bytes += request.size
             request.under_way = True
         self._unsent = []
-        for line in self._lines.values():
-            if line.batch:
-                self._send_batch(line)
-        queue = sum(len(line.under_way) for line in self._lines.values())
+        for connection in self._connections.values():
+            if connection.batch:
+                self._send_batch(connection)
+        queue = sum(len(connection.under_way) for connection in self._connections.values())
         self._stats.longest_queue = max(self._stats.longest_queue, queue)
 
-    def _send_batch(self, line: Line) -> None:
-        batch, line.batch, line.batch_bytes = line.batch, [], 0
+    def _send_batch(self, connection: ServerConnection) -> None:
+        batch, connection.batch, connection.batch_bytes = connection.batch, [], 0
         first = batch[0]
         message = Message(
             first.kind,
-            [self._shorten(line, request) for request in batch] + list(first.more),
+            [self._shorten(connection, request) for request in batch] + list(first.more),
             clock=first.clock,
             generation=self._view.generation,
             roster=self._view.roster,
             text=first.text,
             flags=first.flags,
         )
-        line.under_way[line.outbox.send(message)] = batch
+        connection.under_way[connection.outbox.send(message)] = batch
 
-    def _shorten(self, line: Line, request: Request) -> Entry:
+    def _shorten(self, connection: ServerConnection, request: Request) -> Entry:
         """Name rows that the server knows by their signature."""
         entry = request.entry
         if entry.rows is None or entry.rows.nbytes < MIN_BYTES:
             return entry
         request.signature = request.signature or signature_of(entry.rows)
         entry.session = request.signature
-        if line.known_rows.get(entry.key) != request.signature:
+        if connection.known_rows.get(entry.key) != request.signature:
             return entry
         return replace(entry, rows=None, flags=ROWS_NAMED)
 
-    def _take_answer(self, line: Line, message: Message) -> None:
-        line.last_heard = time.monotonic()
+    def _take_answer(self, connection: ServerConnection, message: Message) -> None:
+        connection.last_heard = time.monotonic()
         if (message.generation, message.roster) > (self._view.generation, self._view.roster):
             self._news.set()
-        if message.answers == line.hello_number:
-            self._take_greeting(line, message)
+        if message.answers == connection.hello_number:
+            self._take_greeting(connection, message)
             return
-        batch = line.under_way.pop(message.answers, [])
+        batch = connection.under_way.pop(message.answers, [])
         for index, request in enumerate(batch):
             if not request.finished and index < len(message.entries):
-                self._take_entry(line, request, message, message.entries[index])
+                self._take_entry(connection, request, message, message.entries[index])
 
-    def _take_entry(self, line: Line, request: Request, message: Message, entry: Entry) -> None:
+    def _take_entry(
+        self, connection: ServerConnection, request: Request, message: Message, entry: Entry
+    ) -> None:
         key = request.entry.key
         if request.signature:
-            line.known_rows[key] = request.signature
+            connection.known_rows[key] = request.signature
         over = entry.status in (Status.OK, Status.REFUSED, Status.NOT_FINITE, Status.REPEATED)
         if over or (entry.status == Status.UNKNOWN and request.may_be_unknown):
             request.finished = True
@@ -296,7 +298,7 @@ class Courier:
                 del self._lanes[key]
             request.done(message, entry)
             return
-        line.known_rows.pop(key, None)
+        connection.known_rows.pop(key, None)
         now = time.monotonic()
         request.trouble_since = request.trouble_since or now
         if now - request.trouble_since > self._config.timeout_seconds:
@@ -316,26 +318,26 @@ class Courier:
     def _keep_in_touch(self) -> None:
         """Tell the clock; ask servers that owe an answer whether they have had everything."""
         now = time.monotonic()
-        for line in self._lines.values():
-            owed = line.hello_number or line.under_way
-            new_clock = line.clock_told != self._clock
-            if new_clock or (owed and now - line.last_hello > PING_SECONDS):
-                self._greet_one(line, 0)
+        for connection in self._connections.values():
+            owed = connection.hello_number or connection.under_way
+            new_clock = connection.clock_told != self._clock
+            if new_clock or (owed and now - connection.last_hello > PING_SECONDS):
+                self._greet_one(connection, 0)
             if not owed:
-                line.last_heard = now
-            elif now - line.last_heard > self._config.timeout_seconds:
+                connection.last_heard = now
+            elif now - connection.last_heard > self._config.timeout_seconds:
                 raise CommunicationError(
                     f"a server has been silent for {self._config.timeout_seconds:g} s "
                     "(timeout_seconds), and the driver has not replaced it"
                 )
 
     def _greet(self, flags: int) -> None:
-        for line in self._lines.values():
-            self._greet_one(line, flags)
+        for connection in self._connections.values():
+            self._greet_one(connection, flags)
 
-    def _greet_one(self, line: Line, flags: int) -> None:
+    def _greet_one(self, connection: ServerConnection, flags: int) -> None:
         hello = Entry(0, 0, worker=self.worker)
-        line.hello_number = line.outbox.send(
+        connection.hello_number = connection.outbox.send(
             Message(
                 Kind.HELLO,
                 [hello],
@@ -345,35 +347,35 @@ class Courier:
                 flags=flags,
             )
         )
-        line.last_hello = time.monotonic()
-        line.clock_told = self._clock
+        connection.last_hello = time.monotonic()
+        connection.clock_told = self._clock
 
-    def _take_greeting(self, line: Line, message: Message) -> None:
+    def _take_greeting(self, connection: ServerConnection, message: Message) -> None:
         entry = message.entries[0]
-        lost = line.hello_number - entry.version
-        line.hello_number = 0
-        if lost > line.num_lost:
-            line.num_lost = lost
-            self._send_again(line)
-        line.greeted = True
+        lost = connection.hello_number - entry.version
+        connection.hello_number = 0
+        if lost > connection.num_lost:
+            connection.num_lost = lost
+            self._send_again(connection)
+        connection.greeted = True
         self.moved_on = max(self.moved_on, entry.clock)
         if self.start_clock is None or not self.greeted.is_set():
             self.start_clock = max(self.start_clock or 0, entry.clock)
-            if all(self._lines[seat].greeted for seat in self._view.servers):
+            if all(self._connections[seat].greeted for seat in self._view.servers):
                 self._clock = max(self._clock, self.start_clock)
                 self.greeted.set()
 
-    def _look_for_losses(self, line: Line) -> None:
-        if line.outbox.num_missed:
-            line.outbox.num_missed = 0
-            self._send_again(line)
+    def _look_for_losses(self, connection: ServerConnection) -> None:
+        if connection.outbox.num_missed:
+            connection.outbox.num_missed = 0
+            self._send_again(connection)
 
-    def _send_again(self, line: Line) -> None:
-        for batch in line.under_way.values():
+    def _send_again(self, connection: ServerConnection) -> None:
+        for batch in connection.under_way.values():
             for request in batch:
                 if not request.finished:
                     self._retries[request.entry.key] = 0.0
-        line.under_way.clear()
+        connection.under_way.clear()
 
     def _fail(self, error: Exception) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from sparkdml.parameter_server.client.cutting import add_up_rows, check_shape
 from sparkdml.parameter_server.client.read_cache import Seen
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import ASP
-from sparkdml.parameter_server.filters import Filter, HeldBack, Significant
+from sparkdml.parameter_server.filters import Filter, Residual, Significant
 from sparkdml.parameter_server.optimizers import Updater
 from sparkdml.parameter_server.partition import Indexes, Table
 
@@ -24,10 +24,10 @@ def filter_of(config: ServerConfig) -> Callable[[int], Filter] | None:
     return None if chosen is None else lambda clock: chosen
 
 
-class Sieve:
+class UpdateFilter:
     def __init__(self, filter_at: Callable[[int], Filter]) -> None:
         self._filter_at = filter_at
-        self._held: dict[int, HeldBack] = {}
+        self._held: dict[int, Residual] = {}
 
     def sift(
         self,
@@ -47,7 +47,7 @@ class Sieve:
             rows, matrix = add_up_rows(table, value, rows)
         held = self._held.get(table.number)
         if held is None:
-            held = self._held[table.number] = HeldBack(table.width, table.dtype)
+            held = self._held[table.number] = Residual(table.width, table.dtype)
         held.add(rows, matrix)
         # What the update does to the values, about: a gradient is divided, and takes a small step.
         scale = 1.0 if updater.additive else getattr(updater, "lr", 1.0) / (weight or 1.0)

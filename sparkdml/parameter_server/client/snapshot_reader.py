@@ -46,7 +46,7 @@ class Snapshot:
     tables: dict[str, Tensor]
 
 
-class Onlooker:
+class SnapshotReader:
     """Used by one thread."""
 
     def __init__(self, config: ServerConfig, ask: Ask) -> None:

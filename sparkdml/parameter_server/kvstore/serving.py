@@ -26,7 +26,7 @@ from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.server.node import ServerThread
 from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.runtime.protocol.connection import Message
-from sparkdml.runtime.protocol.service import Peer
+from sparkdml.runtime.protocol.service import TaskIdentity
 from sparkdml.runtime.worker.context import Context
 
 if TYPE_CHECKING:
@@ -75,16 +75,16 @@ class WithStore(Generic[Result]):
         self.__name__ = getattr(fn, "__name__", "fn")
         self.__qualname__ = getattr(fn, "__qualname__", self.__name__)
 
-    def desk(self, num_workers: int) -> StoreDesk:
+    def driver_service(self, num_workers: int) -> StoreService:
         """At the driver, for each submission."""
         if self._servers is not None:
             make = partial(self._config, num_workers=num_workers)
-            return GuestStoreDesk(self._servers.applications.open(make, self._encrypted))
+            return SharedStoreService(self._servers.applications.open(make, self._encrypted))
         if self._num_servers > num_workers:
             raise ParameterError(
                 "num_servers", self._num_servers, f"at most num_workers ({num_workers})"
             )
-        return StoreDesk(Membership(self._config(JobKey.new(), num_workers)))
+        return StoreService(Membership(self._config(JobKey.new(), num_workers)))
 
     def _config(self, key: JobKey, num_workers: int) -> ServerConfig:
         return ServerConfig(
@@ -130,26 +130,26 @@ def _merged_client(ctx: Context, config: ServerConfig) -> Iterator[Client]:
         yield MergingClient(on_host, client)
 
 
-class StoreDesk:
+class StoreService:
     """The servers' membership, as the run's desk."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
 
-    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+    def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         if about == EXPECT:
             self._membership.expect_workers(int(fields["count"]))
             return True
         return self._membership.answer(about, fields)
 
-    def came(self, peer: Peer) -> None:
+    def on_join(self, peer: TaskIdentity) -> None:
         """It will ask by itself."""
 
-    def went(self, peer: Peer, outcome: str) -> None:
+    def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
         """All workers are one gang: the run ends with the first that fails."""
 
 
-class GuestStoreDesk(StoreDesk):
+class SharedStoreService(StoreService):
     """For a store on servers of a group."""
 
     def __init__(self, application: Application) -> None:

@@ -22,7 +22,7 @@ from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import Clocks
 from sparkdml.parameter_server.partition import Key
 from sparkdml.parameter_server.server.replicator import Replicator
-from sparkdml.parameter_server.server.request_handler import Counter, Text
+from sparkdml.parameter_server.server.request_handler import RequestHandler, Text
 from sparkdml.parameter_server.server.shard import Shard
 from sparkdml.parameter_server.stats import NodeStats
 from sparkdml.parameter_server.view import View
@@ -47,7 +47,7 @@ class ServerNode:
         self.address = own_address(host, self._inbox.port)
         self._watcher = Watcher()
         self._watcher.add(self._inbox.socket)
-        self._watcher.add(self._inbox.door.socket)
+        self._watcher.add(self._inbox.authenticator.socket)
         self._shards: dict[Key, Shard] = {}
         self._clocks = Clocks()
         self._clocks.expect((), started=False)
@@ -63,20 +63,20 @@ class ServerNode:
             self.stats,
             self._look_again,
         )
-        self._counter = Counter(
+        self._request_handler = RequestHandler(
             config, self._shards, self._clocks, self._replicator, self.stats, self._answer
         )
         self._advanced_at = (0, 0, 0)
         self._news = threading.Event()  # ask the membership now
         self._new_view: View | None = None
         self._stop = threading.Event()
-        self._expelled = False
+        self._declared_dead = False
         self._failure: str | None = None
 
     @property
     def num_copies(self) -> int:
         """Of parts, for those who look on."""
-        return len(self._counter.copies)
+        return len(self._request_handler.copies)
 
     def stop(self) -> None:
         """From any thread: end the loop soon."""
@@ -99,13 +99,13 @@ class ServerNode:
             self._context.term()
         if self._failure is not None:
             raise CommunicationError(f"server {self.seat}: {self._failure}")
-        return self._expelled
+        return self._declared_dead
 
     def _loop(self) -> None:
         while not self._stop.is_set():
             ready = self._watcher.wait(POLL_MILLISECONDS)
-            if self._inbox.door.socket in ready:
-                self._inbox.door.answer()
+            if self._inbox.authenticator.socket in ready:
+                self._inbox.authenticator.answer()
             self._take_view()
             self._replicator.receive(ready)
             # A bounded number, so that acknowledgements are not kept waiting by a flood.
@@ -148,7 +148,7 @@ class ServerNode:
                 what = "server.beat"
                 if answer.get("failed") or answer.get("expelled") or answer.get("stop"):
                     self._failure = answer.get("failed")
-                    self._expelled = bool(answer.get("expelled"))
+                    self._declared_dead = bool(answer.get("expelled"))
                     self.stop()
                 elif "view" in answer:
                     known = self._new_view = View.from_dict(answer["view"])
@@ -167,10 +167,10 @@ class ServerNode:
             if worker not in view.workers or view.workers[worker] != old.workers.get(worker):
                 self._clocks.die(worker)
         self._clocks.expect(view.workers, view.started)
-        self._clocks.excuse(view.excused)
-        self._counter.sessions = frozenset(view.workers.values())
+        self._clocks.expel(view.expelled)
+        self._request_handler.sessions = frozenset(view.workers.values())
         if (view.generation, view.roster) != (old.generation, old.roster):
-            self._counter.copies.begin_roster(view.roster)
+            self._request_handler.copies.begin_roster(view.roster)
         early, self._early = self._early, []
         for message in early:
             self._hello(message)
@@ -183,13 +183,13 @@ class ServerNode:
                 if self._is_of_an_earlier_life(message):
                     self._refuse(message, "earlier life")
                     return
-                self._counter.find_rows(message)
-                self._counter.push(message)
+                self._request_handler.find_rows(message)
+                self._request_handler.push(message)
             elif message.kind is Kind.PULL:
-                self._counter.find_rows(message)
-                self._counter.pull(message)
+                self._request_handler.find_rows(message)
+                self._request_handler.pull(message)
             elif message.kind is Kind.INIT:
-                self._counter.init(message)
+                self._request_handler.init(message)
             elif message.kind is Kind.HELLO:
                 self._hello(message)
             elif message.kind is Kind.REPLICATE:
@@ -275,16 +275,16 @@ class ServerNode:
                 shard = self._shards[key]
                 while shard.stepped < slowest:
                     before = shard.generation
-                    absent = self._view.excused if self._stand_in else ()
+                    absent = self._view.expelled if self._stand_in else ()
                     shard.step(absent)
                     entry = Entry(*key, flags=STEP)
                     if absent:
                         entry.values = torch.tensor(absent, dtype=torch.int64)
                     self._replicator.changed(shard, entry, before, None)
-                    self._counter.copies.stepped(key, shard)
-        for message in self._counter.waiting_reads():
+                    self._request_handler.copies.stepped(key, shard)
+        for message in self._request_handler.waiting_reads():
             with self._nonsense_is_refused(message):
-                self._counter.pull(message)
+                self._request_handler.pull(message)
 
 
 def serve(

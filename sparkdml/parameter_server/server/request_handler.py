@@ -61,7 +61,7 @@ class _Answer:
             self.decide(index, status)
 
 
-class Counter:
+class RequestHandler:
     """Belongs to a node, and runs on its thread."""
 
     def __init__(

@@ -44,7 +44,7 @@ class Inbox:
         self.own = new_number()
         self.dropped: Counter[str] = Counter() if dropped is None else dropped
         self._key = key
-        self.door = Door(context, key, self.own, self.dropped)
+        self.authenticator = Authenticator(context, key, self.own, self.dropped)
         self._socket = context.socket(zmq.ROUTER)
         _limit(self._socket)
         if key.encrypted:
@@ -97,10 +97,10 @@ class Inbox:
 
     def close(self) -> None:
         self._socket.close(linger=0)
-        self.door.close()
+        self.authenticator.close()
 
 
-class Door:
+class Authenticator:
     """Whom ZeroMQ lets in at all: else a stranger's frames would be queued before we see them.
 
     Who has the job's key says a word that is made from it for this server, or has the job's CURVE

@@ -31,7 +31,7 @@ class Sent:
     sizes: tuple[int, ...]
 
 
-class Depot:
+class BlobServer:
     """Serves one submission. `place` is what its workers must know, `None` to do without."""
 
     def __init__(self, host: str, threshold_bytes: int) -> None:
@@ -41,16 +41,16 @@ class Depot:
         self._server = RelayServer(_Files(self._folder), host, token)
         self.place = RelayPlace("the driver", host, self._server.port, token)
 
-    def consign(self, value: Any) -> Any:
+    def upload(self, value: Any) -> Any:
         """`value` itself, or what is shipped in its place if its buffers are large."""
-        parcel = pack(value)
-        if parcel.num_bytes <= self._threshold_bytes:
+        pickled = pack(value)
+        if pickled.num_bytes <= self._threshold_bytes:
             return value
         name = f"cargo-{secrets.token_hex(8)}"
         with (self._folder / name).open("wb") as file:
-            for piece in pieces(parcel.buffers):
+            for piece in pieces(pickled.buffers):
                 file.write(piece)
-        return Sent(name, parcel.pickled, tuple(buffer.nbytes for buffer in parcel.buffers))
+        return Sent(name, pickled.pickled, tuple(buffer.nbytes for buffer in pickled.buffers))
 
     def collect(self, value: Any) -> Any:
         """What a worker returned: itself, or put together with the buffers that it left here."""

@@ -23,8 +23,8 @@ from typing import Any
 
 from sparkdml import errors
 from sparkdml.errors import SparkDMLError, WorkerError, WorkerLost
-from sparkdml.runtime.driver.failures import is_certain
-from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Message, Wire
+from sparkdml.runtime.driver.failures import is_deterministic
+from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Connection, Message
 
 
 @dataclass
@@ -48,7 +48,7 @@ def lost(member: Member, what: str) -> WorkerLost:
     return WorkerLost(member.rank, member.host, f"its process{who} (pid {member.pid}) {what}")
 
 
-def is_anew(before: Member, member: Member) -> bool:
+def is_stage_retry(before: Member, member: Member) -> bool:
     """Whether Spark has started a whole stage once more, and not one task of it.
 
     Spark numbers all tasks of a session as it starts them, but attempts within a stage's start.
@@ -58,7 +58,7 @@ def is_anew(before: Member, member: Member) -> bool:
     return member.task_id > before.task_id and member.attempt <= before.attempt
 
 
-def stage_began_anew(member: Member) -> WorkerLost:
+def stage_retried(member: Member) -> WorkerLost:
     return WorkerLost(
         member.rank,
         member.host,
@@ -68,9 +68,9 @@ def stage_began_anew(member: Member) -> WorkerLost:
     )
 
 
-def comes_again(member: Member) -> bool:
+def is_deterministic_failure(member: Member) -> bool:
     kind = getattr(errors, str(member.report.get("error")), None)
-    return isinstance(kind, type) and is_certain(kind)
+    return isinstance(kind, type) and is_deterministic(kind)
 
 
 def reported(member: Member) -> Exception:
@@ -97,7 +97,7 @@ GRACE_FOR_THE_CAUSE_SECONDS = 2.0
 HELLO_SECONDS = 10.0
 
 
-class Endpoint:
+class ControlServer:
     """Listens on one address for the workers of one run."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Endpoint:
         self._answer = answer
         self._lock = threading.Lock()
         self.members: dict[tuple[str, int], Member] = {}
-        self._wires: dict[Wire, str] = {}  # and the role at the other end
+        self._connections: dict[Connection, str] = {}  # and the role at the other end
         self.own_error: Exception | None = None
         self._listener = socket.create_server((host, 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
@@ -136,13 +136,13 @@ class Endpoint:
             return self.own_error
         now = time.monotonic()
         with self._lock:
-            everybody = sorted(self.members.values(), key=lambda member: member.changed)
+            everyone = sorted(self.members.values(), key=lambda member: member.changed)
         # Spark gives up on the task that has failed most often: among those of its job it counts.
-        members = [member for member in everybody if member.role not in self._retried]
+        members = [member for member in everyone if member.role not in self._retried]
         members.sort(key=lambda member: -member.attempt)
-        for member in everybody:
-            again = member.role in self._retried and comes_again(member)
-            if member.state == "failed" and again:
+        for member in everyone:
+            is_final = member.role in self._retried and is_deterministic_failure(member)
+            if member.state == "failed" and is_final:
                 return reported(member)
         for member in members:
             if member.state == "failed" and not member.report.get("is_effect"):
@@ -190,43 +190,45 @@ class Endpoint:
         """Tell the members of these roles, also those who still come, that the run is over."""
         with self._lock:
             self._dismissed |= set(roles)
-            wires = [wire for wire, role in self._wires.items() if role in roles]
-        self._stop(wires)
+            connections = [
+                connection for connection, role in self._connections.items() if role in roles
+            ]
+        self._stop(connections)
 
     def stop_all(self) -> None:
         """Tell the workers that the run is over, for those that listen."""
         with self._lock:
-            wires = list(self._wires)
-        self._stop(wires)
+            connections = list(self._connections)
+        self._stop(connections)
 
-    def _stop(self, wires: list[Wire]) -> None:
-        for wire in wires:
+    def _stop(self, connections: list[Connection]) -> None:
+        for connection in connections:
             with contextlib.suppress(OSError):  # gone already
-                wire.send({"stop": True})
+                connection.send({"stop": True})
 
     def request_stop(self, reason: str) -> bool:
         """Ask the workers to end after the step that they are in; False if there are none."""
         with self._lock:
-            wires = list(self._wires)
+            connections = list(self._connections)
         asked = False
-        for wire in wires:
+        for connection in connections:
             with contextlib.suppress(OSError):  # gone already
-                wire.send({"please": "stop", "reason": reason})
+                connection.send({"please": "stop", "reason": reason})
                 asked = True
         return asked
 
     def all_gone(self) -> bool:
         """Whether every worker that ever came has left."""
         with self._lock:
-            return not self._wires
+            return not self._connections
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # or `accept` would sit there for ever
         self._listener.close()
         with self._lock:
-            wires = list(self._wires)
-        for wire in wires:
-            wire.close()
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
         self._thread.join(timeout=5)
 
     # -- the threads ----------------------------------------------------------------------------
@@ -234,21 +236,21 @@ class Endpoint:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                sock, _ = self._listener.accept()
             except OSError:
                 return  # closed
             threading.Thread(
-                target=self._serve, args=(connection,), name="sparkdml-member", daemon=True
+                target=self._serve, args=(sock,), name="sparkdml-member", daemon=True
             ).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(HELLO_SECONDS)  # a stranger may not hold a thread for ever
-        wire = Wire(connection)
-        hello = wire.receive()
+    def _serve(self, sock: socket.socket) -> None:
+        sock.settimeout(HELLO_SECONDS)  # a stranger may not hold a thread for ever
+        connection = Connection(sock)
+        hello = connection.receive()
         if hello is None or not hmac.compare_digest(str(hello.get("token", "")), self._token):
-            wire.close()
+            connection.close()
             return
-        connection.settimeout(None)
+        sock.settimeout(None)
         member = Member(
             str(hello["role"]),
             int(hello["rank"]),
@@ -261,27 +263,31 @@ class Endpoint:
         with self._lock:
             before = self.members.get((member.role, member.rank))
             is_late = before is not None and before.attempt > member.attempt
-            if member.role in self._together and before is not None and is_anew(before, member):
-                self.own_error = self.own_error or stage_began_anew(member)
+            if (
+                member.role in self._together
+                and before is not None
+                and is_stage_retry(before, member)
+            ):
+                self.own_error = self.own_error or stage_retried(member)
                 is_late = True
             if not is_late:
                 self.members[member.role, member.rank] = member
-                self._wires[wire] = member.role
+                self._connections[connection] = member.role
             is_dismissed = member.role in self._dismissed
         if is_late:  # another attempt has its place already
-            wire.close()
+            connection.close()
             return
         if before is not None:
             self._leave(before, "lost")  # should the end of its connection not be here yet
-        self._tell_change(member)
+        self._report_change(member)
         if is_dismissed:
-            self._stop([wire])
-        while (message := wire.receive()) is not None:
-            self._handle(member, message, wire)
+            self._stop([connection])
+        while (message := connection.receive()) is not None:
+            self._handle(member, message, connection)
         self._leave(member, "lost")
         with self._lock:
-            self._wires.pop(wire, None)
-        wire.close()
+            self._connections.pop(connection, None)
+        connection.close()
 
     def _leave(self, member: Member, state: str) -> bool:
         """Note that a member is gone, if it was here; whether it was."""
@@ -289,34 +295,34 @@ class Endpoint:
             if member.state != "here":
                 return False
             member.state, member.changed = state, time.monotonic()
-        self._tell_change(member)
+        self._report_change(member)
         return True
 
-    def _tell_change(self, member: Member) -> None:
+    def _report_change(self, member: Member) -> None:
         try:
             self._on_change(member)
         except Exception as error:
             self.own_error = self.own_error or error  # as a mistake in an answer
 
-    def _handle(self, member: Member, message: Message, wire: Wire) -> None:
+    def _handle(self, member: Member, message: Message, connection: Connection) -> None:
         member.last_beat = time.monotonic()
         kind = message.get("type")
         if kind == "event":
             self._on_event(member.rank, message)
         elif kind == "ask":
             try:
-                self._reply(wire, message, self._answer(member.rank, message))
+                self._reply(connection, message, self._answer(member.rank, message))
             except Exception as error:
                 # A mistake at the driver, on a thread that nobody would hear: it ends the run.
                 self.own_error = self.own_error or error
-                self._reply(wire, message, None)
+                self._reply(connection, message, None)
         elif kind in ("failed", "done"):
             member.report = message
             self._leave(member, str(kind))
 
-    def _reply(self, wire: Wire, question: Message, answer: Any) -> None:
+    def _reply(self, connection: Connection, question: Message, answer: Any) -> None:
         try:
-            wire.send({"answer": answer, "number": question.get("number")})
+            connection.send({"answer": answer, "number": question.get("number")})
         except OSError:
             return  # the worker is gone, as the end of its connection tells
         except (TypeError, ValueError) as error:

@@ -13,14 +13,14 @@ from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
 from sparkdml.runtime.driver.control_server import Member
 from sparkdml.runtime.driver.spools import Spools
 from sparkdml.runtime.protocol.connection import Message
-from sparkdml.runtime.protocol.roles import Role, num_tasks, seat_in
-from sparkdml.runtime.protocol.service import Desk, Peer
+from sparkdml.runtime.protocol.roles import Role, num_tasks, role_and_rank
+from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
 from sparkdml.runtime.worker.context import NO_ROWS
 
 OnEvent = Callable[[int, Message], None]
 
 
-class Reception:
+class Dispatcher:
     """Called from the endpoint's threads, one for each task."""
 
     def __init__(
@@ -30,27 +30,27 @@ class Reception:
         read_facts: Callable[[], DataFacts | None],
         run: CheckpointedRun | None,
         spools: Spools | None,
-        desk: Desk | None,
+        driver_service: DriverService | None,
     ) -> None:
-        self._seats = [seat_in(job, index) for job in jobs for index in range(num_tasks(job))]
+        self._ranks = [role_and_rank(job, index) for job in jobs for index in range(num_tasks(job))]
         self._num_workers = jobs[0][0].count
         self._on_event, self._read_facts = on_event, read_facts
-        self._run, self._spools, self._desk = run, spools, desk
-        self._peers: dict[int, Peer] = {}  # by number, the last attempt of each
+        self._run, self._spools, self._service = run, spools, driver_service
+        self._peers: dict[int, TaskIdentity] = {}  # by number, the last attempt of each
         self._num_rows: dict[int, int] = {}
 
     def change(self, member: Member) -> None:
         """A task has come, or gone."""
-        role, rank = self._seats[member.rank]
-        peer = Peer(role.name, rank, member.attempt, member.host)
+        role, rank = self._ranks[member.rank]
+        peer = TaskIdentity(role.name, rank, member.attempt, member.host)
         if member.state == "here":
             self._peers[member.rank] = peer
-        if self._desk is None:
+        if self._service is None:
             return
         if member.state == "here":
-            self._desk.came(peer)
+            self._service.on_join(peer)
         else:
-            self._desk.went(peer, member.state)
+            self._service.on_leave(peer, member.state)
 
     def event(self, number: int, message: Message) -> None:
         if message.get("kind") != "spooled":
@@ -67,10 +67,10 @@ class Reception:
         if what == "rows":
             return self._check_rows(number, int(message["num_rows"]))
         if what == "desk":
-            if self._desk is None:
+            if self._service is None:
                 return None
             peer, about = self._peers[number], str(message["about"])
-            return self._desk.answer(peer, about, message["fields"])
+            return self._service.answer(peer, about, message["fields"])
         if what == "spool-lost" and self._spools is not None:
             return self._spools.lost(number)
         return None if self._run is None else self._run.answer(number, message)

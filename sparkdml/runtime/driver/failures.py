@@ -23,7 +23,7 @@ from sparkdml.errors import (
 )
 
 # Trained again from the same state, these would come again.
-_CERTAIN_TO_COME_AGAIN = (
+_DETERMINISTIC = (
     CheckpointError,
     DataError,
     NonFiniteLoss,
@@ -32,9 +32,9 @@ _CERTAIN_TO_COME_AGAIN = (
 )
 
 
-def is_certain(kind: type) -> bool:
+def is_deterministic(kind: type) -> bool:
     """Whether an error of this kind would come again."""
-    return issubclass(kind, _CERTAIN_TO_COME_AGAIN) and not issubclass(kind, StoreError)
+    return issubclass(kind, _DETERMINISTIC) and not issubclass(kind, StoreError)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Restarts:
         self.total += 1
         if self.first_cause is None:
             self.first_cause = error
-        if is_certain(type(error)) or not isinstance(error, SparkDMLError):
+        if is_deterministic(type(error)) or not isinstance(error, SparkDMLError):
             return "it would come again"
         step = failed_step(error)
         may_be_luck = isinstance(error, WorkerLost | StoreError)

@@ -25,7 +25,7 @@ from sparkdml.runtime.driver.submission import Submission
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.results import Merge
 from sparkdml.runtime.protocol.roles import Role, RolesOf
-from sparkdml.runtime.protocol.service import Desk
+from sparkdml.runtime.protocol.service import DriverService
 from sparkdml.runtime.worker.main import Body
 
 if TYPE_CHECKING:
@@ -126,12 +126,12 @@ def launch(
     on_event: OnEvent = lambda rank, message: None,
     run: CheckpointedRun | None = None,
     roles_of: RolesOf | None = None,
-    make_desk: Callable[[int], Desk | None] = lambda num_workers: None,
+    make_service: Callable[[int], DriverService | None] = lambda num_workers: None,
     merge: Merge | None = None,
 ) -> list[Any]:
     """Check everything that can be checked, then run `body` in every task of every role.
 
-    `roles_of` and `make_desk` get the number of workers; `merge` adds up results, on executors
+    `roles_of` and `make_service` get the number of workers; `merge` adds up results, on executors
     where they are many. With checkpoints, a run that fails goes on from the newest.
     """
     if roles_of is None:
@@ -175,7 +175,7 @@ def launch(
             run,
             checkpoint,
             spools,
-            make_desk(count),
+            make_service(count),
             merge,
         ).wait()
 

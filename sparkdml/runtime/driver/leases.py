@@ -1,8 +1,9 @@
-"""The desk of leases at the driver: it outlives workers, and hears of their ends.
+"""The driver-side service of leases: which worker may train on which rows of an epoch.
 
-A strategy whose workers read by leases returns one from `desk()`, or hands over what is asked about
-`lease.…` from a desk of its own. A question costs a round trip to the driver, of 0.2 to 0.4 ms on
-one host: one for a lease, and one when rows of it have been used.
+Runs in the driver's process, on the control server's threads, and outlives the workers. A strategy
+whose workers read by leases returns one from `driver_service()`, or passes on what is asked about
+`lease.…` from a service of its own. A question costs a round trip to the driver, of 0.2 to 0.4 ms
+on one host: one for a lease, and one when rows of it have been used.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 from sparkdml.errors import DataError
 from sparkdml.feed.leases import LeaseTable
 from sparkdml.runtime.protocol.connection import Message
-from sparkdml.runtime.protocol.service import Peer
+from sparkdml.runtime.protocol.service import TaskIdentity
 
 NUM_EPOCHS_KEPT = 2
 
 
-class LeaseDesk:
+class LeaseService:
     """Answers the questions of `leased.LeaseReader`.
 
     Args:
@@ -46,7 +47,7 @@ class LeaseDesk:
         self._cards: dict[tuple[int, int], Message] = {}  # by epoch and owner
         self._lock = threading.Lock()
 
-    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+    def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         with self._lock:
             epoch = int(fields["epoch"])
             if self._tables and epoch <= max(self._tables) - NUM_EPOCHS_KEPT:
@@ -73,10 +74,10 @@ class LeaseDesk:
                 return {"rows": table.used(peer.rank)}
         raise ValueError(f"no question about {about!r} is known here")
 
-    def came(self, peer: Peer) -> None:
+    def on_join(self, peer: TaskIdentity) -> None:
         """It will say what it has when it begins."""
 
-    def went(self, peer: Peer, outcome: str) -> None:
+    def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
         if outcome == "done":
             return  # its leases are used, and others may have mapped its rows
         with self._lock:

@@ -29,7 +29,7 @@ _CHECKED = (
     "spark.io.encryption.enabled",
     *_OPEN_WIRES_REFUSED,
 )
-CARGO_BYTES = 64 << 20  # what is larger goes beside Spark's channels
+BLOB_BYTES = 64 << 20  # what is larger goes beside Spark's channels
 
 Setting = Callable[[str], str | None]
 
@@ -58,7 +58,7 @@ def read_settings(setting: Setting) -> dict[str, str]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def cargo_threshold(setting: Setting) -> int | None:
+def blob_threshold(setting: Setting) -> int | None:
     """From how many bytes on things go beside Spark's channels; None where they never may.
 
     A result must stay well below spark.driver.maxResultSize, which counts those of all tasks.
@@ -67,7 +67,7 @@ def cargo_threshold(setting: Setting) -> int | None:
     if any(_is_true(settings, key) for key in _OPEN_WIRES_REFUSED):
         return None
     limit = _bytes(setting("spark.driver.maxResultSize") or "1g")
-    return min(CARGO_BYTES, limit // 16) if limit else CARGO_BYTES
+    return min(BLOB_BYTES, limit // 16) if limit else BLOB_BYTES
 
 
 def _bytes(text: str) -> int:

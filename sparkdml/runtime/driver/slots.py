@@ -26,24 +26,24 @@ from sparkdml.runtime.protocol.roles import (
 )
 
 _lock = threading.Lock()
-_standing: list[Role] = []
+_reserved: list[Role] = []
 
 
 @contextmanager
-def standing(role: Role) -> Iterator[None]:
+def reserved_slots(role: Role) -> Iterator[None]:
     """While this lasts, all runs find the slots of these tasks taken."""
     with _lock:
-        _standing.append(role)
+        _reserved.append(role)
     try:
         yield
     finally:
         with _lock:
-            _standing.remove(role)
+            _reserved.remove(role)
 
 
-def standing_roles() -> list[Role]:
+def reserved_roles() -> list[Role]:
     with _lock:
-        return list(_standing)
+        return list(_reserved)
 
 
 class Slots:
@@ -56,7 +56,7 @@ class Slots:
 
     def _roles_of(self, num_workers: int) -> list[Role]:
         """With those of others who hold slots meanwhile."""
-        return [*self._launched(num_workers), *standing_roles()]
+        return [*self._launched(num_workers), *reserved_roles()]
 
     @property
     def has_gang(self) -> bool:

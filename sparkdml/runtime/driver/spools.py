@@ -96,7 +96,7 @@ def _remove(folders: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[
     yield from ()
 
 
-def seat(partition_hosts: Sequence[str], spool_hosts: Mapping[int, str]) -> list[int]:
+def assign_ranks(partition_hosts: Sequence[str], spool_hosts: Mapping[int, str]) -> list[int]:
     """The rank of each partition's task: where its spool is, if that can be.
 
     A rank without a spool gets its rows from Spark, in the partition of the same number.

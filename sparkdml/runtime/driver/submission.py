@@ -30,19 +30,19 @@ from sparkdml.comm.backends import resolve_backend
 from sparkdml.comm.rendezvous import Rendezvous
 from sparkdml.errors import DataError
 from sparkdml.feed.feed import FeedPlan
-from sparkdml.runtime.driver.blob_server import Depot
+from sparkdml.runtime.driver.blob_server import BlobServer
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
 from sparkdml.runtime.driver.cluster import Cluster
-from sparkdml.runtime.driver.control_server import GRACE_FOR_THE_CAUSE_SECONDS, Endpoint
-from sparkdml.runtime.driver.dispatcher import OnEvent, Reception
+from sparkdml.runtime.driver.control_server import GRACE_FOR_THE_CAUSE_SECONDS, ControlServer
+from sparkdml.runtime.driver.dispatcher import Dispatcher, OnEvent
 from sparkdml.runtime.driver.failures import describe_failure, explain_spark_error
 from sparkdml.runtime.driver.jobs import Job, Parts, is_rdd, make_job
-from sparkdml.runtime.driver.preflight import cargo_threshold
+from sparkdml.runtime.driver.preflight import blob_threshold
 from sparkdml.runtime.driver.spools import Spools
 from sparkdml.runtime.protocol.plan import Options, Plan
 from sparkdml.runtime.protocol.results import Merge, join_pieces
 from sparkdml.runtime.protocol.roles import Role, job_roles, num_tasks
-from sparkdml.runtime.protocol.service import Desk, GuestDesk
+from sparkdml.runtime.protocol.service import DriverService, SharedService
 from sparkdml.runtime.worker.context import NO_ROWS
 from sparkdml.runtime.worker.main import Body
 
@@ -147,7 +147,7 @@ class Submission:
         run: CheckpointedRun | None = None,
         checkpoint: CheckpointPlan | None = None,
         spools: Spools | None = None,
-        desk: Desk | None = None,
+        driver_service: DriverService | None = None,
         merge: Merge | None = None,
     ) -> None:
         jobs = job_roles(roles)
@@ -159,31 +159,33 @@ class Submission:
             data = None  # everything is on the workers' disks
         self._on_event, self._cluster, self._options = on_event, cluster, options
         self._jobs: list[RoleJob] = []
-        self._guest = desk if isinstance(desk, GuestDesk) else None
-        reception = Reception(jobs, on_event, lambda: self._jobs[0].job.facts(), run, spools, desk)
+        self._guest = driver_service if isinstance(driver_service, SharedService) else None
+        dispatcher = Dispatcher(
+            jobs, on_event, lambda: self._jobs[0].job.facts(), run, spools, driver_service
+        )
         host = cluster.driver_host()
         token = secrets.token_urlsafe(32)
         self._rendezvous = Rendezvous(host)
         self._rendezvous.serve(options.backend)
         retried = [role.name for role in roles if not role.gang]
-        self._endpoint = Endpoint(
+        self._control_server = ControlServer(
             host,
             token,
             options.heartbeat_timeout,
-            reception.event,
-            reception.answer,
+            dispatcher.event,
+            dispatcher.answer,
             retried,
-            reception.change,
+            dispatcher.change,
             [role.name for role in roles if not role.gang and role.at_once],
         )
-        cargo_bytes = cargo_threshold(cluster.setting)
-        self._depot = None if cargo_bytes is None else Depot(host, cargo_bytes)
+        blob_bytes = blob_threshold(cluster.setting)
+        self._blob_server = None if blob_bytes is None else BlobServer(host, blob_bytes)
         first = Plan(
             run_id=f"sparkdml-{uuid.uuid4()}",
             role=leader,
             resources=options.resources,
             driver_host=host,
-            driver_port=self._endpoint.port,
+            driver_port=self._control_server.port,
             store_port=self._rendezvous.store_port,
             kv_port=self._rendezvous.kv_port,
             token=token,
@@ -197,16 +199,16 @@ class Submission:
             stale_spools=() if spools is None else spools.stale(),
             heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
             timeline=options.timeline,
-            depot=None if self._depot is None else self._depot.place,
+            blob_server=None if self._blob_server is None else self._blob_server.place,
             # What is to be merged on executors can't lie at the driver.
-            cargo_bytes=sys.maxsize if merge is not None else cargo_bytes or 0,
+            blob_bytes=sys.maxsize if merge is not None else blob_bytes or 0,
             secret=secrets.token_bytes(32) if self._guest is None else self._guest.secret,
-            must_encrypt=cargo_bytes is None,
-            counts_rows=data is not None and not is_rdd(data) and not cluster.tells_facts,
+            must_encrypt=blob_bytes is None,
+            counts_rows=data is not None and not is_rdd(data) and not cluster.reports_facts,
         )
         try:
-            if self._depot is not None:
-                body = self._depot.consign(body)
+            if self._blob_server is not None:
+                body = self._blob_server.upload(body)
             for job in jobs:
                 plan = self._plan_of(job, first)
                 profile = cluster.task_profile(plan.resources)
@@ -251,7 +253,11 @@ class Submission:
             results = list(join_pieces(pieces).values())
             if not results:
                 raise DataError(NO_ROWS)  # Spark runs no task at all over what it knows is empty
-            return results if self._depot is None else [self._depot.collect(r) for r in results]
+            return (
+                results
+                if self._blob_server is None
+                else [self._blob_server.collect(r) for r in results]
+            )
         except BaseException as error:
             self._on_event(-1, describe_failure(error))
             self._cancel()
@@ -260,10 +266,10 @@ class Submission:
             self._close()
 
     def _close(self) -> None:
-        self._endpoint.close()
+        self._control_server.close()
         self._rendezvous.close()
-        if self._depot is not None:
-            self._depot.close()
+        if self._blob_server is not None:
+            self._blob_server.close()
         if self._guest is not None:
             self._guest.close()
 
@@ -272,19 +278,19 @@ class Submission:
         leader = self._jobs[0]
         while leader.is_running:
             leader.join(WATCH_SECONDS)
-            if interrupts.take() and not self._endpoint.request_stop("interrupted"):
+            if interrupts.take() and not self._control_server.request_stop("interrupted"):
                 raise KeyboardInterrupt  # no worker is there yet, so there is nothing to keep
             self._restart_silent()
-            failure = self._endpoint.failure()
+            failure = self._control_server.failure()
             if failure is not None and leader.is_running:
                 raise failure
             if any(job.error is not None for job in self._jobs):
                 break
-        if self._endpoint.own_error is not None:
-            raise self._endpoint.own_error
+        if self._control_server.own_error is not None:
+            raise self._control_server.own_error
         for job in self._jobs:
             if job.error is not None:
-                self._endpoint.give_up(job.roles)
+                self._control_server.give_up(job.roles)
                 failure = self._wait_for_the_cause()
                 if failure is not None:
                     raise failure  # the workers' own words; Spark's would be a page of Java
@@ -292,15 +298,15 @@ class Submission:
 
     def _restart_silent(self) -> None:
         """Spark does not see that a process is stopped: ended by us, it is started elsewhere."""
-        for member in self._endpoint.take_silent():
+        for member in self._control_server.take_silent():
             if member.task_id is None or not self._cluster.kill_task(member.task_id):
-                self._endpoint.give_up([member.role])  # nobody else can end it: it is a loss
+                self._control_server.give_up([member.role])  # nobody else can end it: it is a loss
 
     def _wait_for_the_cause(self) -> Exception | None:
         """Why the workers say that the job failed; they may say so a moment later."""
         deadline = time.monotonic() + GRACE_FOR_THE_CAUSE_SECONDS + 0.5
-        while self._endpoint.members and time.monotonic() < deadline:
-            failure = self._endpoint.failure()
+        while self._control_server.members and time.monotonic() < deadline:
+            failure = self._control_server.failure()
             if failure is not None:
                 return failure
             time.sleep(WATCH_SECONDS)
@@ -309,7 +315,7 @@ class Submission:
     def _dismiss_others(self) -> None:
         """The training is done: who served it may go, and has some time to do so."""
         others = self._jobs[1:]
-        self._endpoint.dismiss([name for job in others for name in job.roles])
+        self._control_server.dismiss([name for job in others for name in job.roles])
         deadline = time.monotonic() + LEAVE_SECONDS
         for job in others:
             job.join(max(0.0, deadline - time.monotonic()))
@@ -321,12 +327,12 @@ class Submission:
 
     def _cancel(self) -> None:
         """End the jobs and wait until their processes are gone."""
-        self._endpoint.stop_all()
+        self._control_server.stop_all()
         self._rendezvous.sound_alarm("the driver has ended the run")  # wakes ranks in a collective
         for job in self._jobs:
             job.cancel()
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline and (
-            any(job.is_running for job in self._jobs) or not self._endpoint.all_gone()
+            any(job.is_running for job in self._jobs) or not self._control_server.all_gone()
         ):
             time.sleep(WATCH_SECONDS)

@@ -63,7 +63,7 @@ LEAST_BYTES = 1 << 20  # smaller buffers stay inside of the pickle
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Pickled:
     """What `pack` makes; the buffers are those of the object itself, not copies."""
 
     pickled: bytes
@@ -74,11 +74,11 @@ class Parcel:
         return sum(buffer.nbytes for buffer in self.buffers)
 
 
-def pack(value: Any) -> Parcel:
+def pack(value: Any) -> Pickled:
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(value)  # type: ignore[no-untyped-call]
-    return Parcel(file.getvalue(), packer.buffers)
+    return Pickled(file.getvalue(), packer.buffers)
 
 
 def unpack(pickled: bytes, buffers: Sequence[memoryview]) -> Any:

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 1 << 20
 Message = dict[str, Any]
 
 
-class Wire:
+class Connection:
     """One connection. Any thread may send, and another one receive."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -26,7 +26,7 @@ class Wire:
         self._reader = connection.makefile("rb")
 
     @classmethod
-    def connect(cls, host: str, port: int, timeout_seconds: float) -> Wire:
+    def connect(cls, host: str, port: int, timeout_seconds: float) -> Connection:
         connection = socket.create_connection((host, port), timeout=timeout_seconds)
         connection.settimeout(None)
         return cls(connection)

@@ -59,8 +59,8 @@ class Plan:
     heartbeat_seconds: float = 1.0
     timeline: bool = False  # whether to record spans
     forwards_output: bool = False
-    depot: RelayPlace | None = None  # where what is large is fetched and left; None: by Spark
-    cargo_bytes: int = 0  # from how many bytes on something is large
+    blob_server: RelayPlace | None = None  # where what is large is fetched and left; None: by Spark
+    blob_bytes: int = 0  # from how many bytes on something is large
     counts_rows: bool = False  # whether workers must look at all rows first, as Spark can't tell
 
     @property
@@ -68,6 +68,6 @@ class Plan:
         return self.roles or (self.role,)
 
     @property
-    def leads(self) -> bool:
+    def is_training_role(self) -> bool:
         """Whether this role is the one that trains: its rank 0 is number 0 of the run."""
         return not self.first_number and self.role == self.job_roles[0]

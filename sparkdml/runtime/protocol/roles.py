@@ -54,7 +54,7 @@ def job_roles(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
     return jobs
 
 
-def seat_in(roles: Sequence[Role], index: int) -> tuple[Role, int]:
+def role_and_rank(roles: Sequence[Role], index: int) -> tuple[Role, int]:
     """The role of a job's task, and its rank among those of the same role."""
     for role in roles:
         if index < role.count:

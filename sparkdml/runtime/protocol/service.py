@@ -1,8 +1,8 @@
-"""The desk: a strategy's own part at the driver, for what only one place can keep.
+"""A strategy's driver-side service, for what only one place can keep.
 
-Who is there, who serves what, who has which piece of the data: tasks ask by
-`ctx.ask("lease", shard=3)`. In `dml.run`, a function object with a method `desk(num_workers)` has
-one too.
+Membership, placement, which worker has which piece of the data: tasks ask for it with
+`ctx.ask("lease", shard=3)`, and the driver answers on the control server's threads. In `dml.run`, a
+function object with a method `driver_service(num_workers)` has one too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparkdml.runtime.protocol.connection import Message
 
 
 @dataclass(frozen=True)
-class Peer:
+class TaskIdentity:
     """A task of the run, as the desk knows it."""
 
     role: str
@@ -23,24 +23,24 @@ class Peer:
     host: str
 
 
-class Desk(Protocol):
+class DriverService(Protocol):
     """Lives as long as a submission. Called from several threads; answers without waiting."""
 
-    def answer(self, peer: Peer, about: str, fields: Message) -> Any:
+    def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         """What a task asked, as JSON; a task that waits for something asks again."""
         ...
 
-    def came(self, peer: Peer) -> None:
+    def on_join(self, peer: TaskIdentity) -> None:
         """A task has started, perhaps once more."""
         ...
 
-    def went(self, peer: Peer, outcome: str) -> None:
+    def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
         """A task has ended: "done", "failed" (it reported an error), or "lost" (it did not)."""
         ...
 
 
 @runtime_checkable
-class GuestDesk(Desk, Protocol):
+class SharedService(DriverService, Protocol):
     """A desk that shares a secret with somebody outside of the run, and is closed with it."""
 
     secret: bytes  # becomes the run's own, which its tasks know

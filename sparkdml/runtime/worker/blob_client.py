@@ -43,14 +43,14 @@ def release(value: Any, directory: str) -> None:
 def pickle_result(result: Any, place: RelayPlace | None, threshold_bytes: int) -> bytes:
     """The pickle that goes by Spark's channel; large buffers go to the driver's depot before it."""
     if place is not None:
-        parcel = pack(result)
-        if parcel.num_bytes > threshold_bytes:
+        pickled = pack(result)
+        if pickled.num_bytes > threshold_bytes:
             name = f"result-{secrets.token_hex(8)}"
-            RelayStore(place).write(name, pieces(parcel.buffers))
-            sizes = tuple(buffer.nbytes for buffer in parcel.buffers)
-            result = Sent(name, parcel.pickled, sizes)
-        elif not parcel.buffers:
-            return parcel.pickled
+            RelayStore(place).write(name, pieces(pickled.buffers))
+            sizes = tuple(buffer.nbytes for buffer in pickled.buffers)
+            result = Sent(name, pickled.pickled, sizes)
+        elif not pickled.buffers:
+            return pickled.pickled
     payload: bytes = cloudpickle.dumps(result)  # type: ignore[no-untyped-call]
     return payload
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.checkpointer import Checkpointer
     from sparkdml.comm.base import Communicator, World
     from sparkdml.runtime.protocol.plan import Plan
-    from sparkdml.runtime.worker.control_client import Link
+    from sparkdml.runtime.worker.control_client import ControlClient
 
 
 NO_ROWS = "the data has no rows, so there is nothing to train on"
@@ -61,7 +61,7 @@ class Context:
         self,
         plan: Plan,
         world: World,
-        link: Link,
+        client: ControlClient,
         chunks: Iterator[Chunk] | None,
         rows: Iterator[Any] | None,
         spool_directory: str,
@@ -73,15 +73,15 @@ class Context:
         self.size = plan.role.count
         self.number = place.number
         self.attempt = place.attempt
-        self.leads = plan.leads  # whether its role is the one that trains
+        self.is_training_role = plan.is_training_role  # whether its role is the one that trains
         self.host = world.hosts[world.rank]
         self.local_rank = world.local_rank
         self.local_size = world.local_size
         self.device = torch.device(world.device)
         self.seed = plan.seed
-        self._link = link
+        self._client = client
         # What the timeline shows of this rank; nothing is recorded in a run without one.
-        self.spans: NoSpans = start_recorder(world, link) if plan.timeline else NO_SPANS
+        self.spans: NoSpans = start_recorder(world, client) if plan.timeline else NO_SPANS
         self.traffic = Traffic()  # what this rank sends to its peers, by whichever way
         self._chunks = chunks
         self._rows = rows
@@ -92,7 +92,7 @@ class Context:
         self._moving: MovingRows | None = None
         self._checkpoint: Checkpointer | None = None
         if plan.checkpoint is not None and plan.checkpoint.resume is not None:
-            link.step = plan.checkpoint.resume.step
+            client.step = plan.checkpoint.resume.step
         self.facts: dict[str, Any] | None = None  # of the data, once the feed is open
 
     @property
@@ -105,7 +105,7 @@ class Context:
         """The communicator of all roles of the gang: `comm` itself where there is but one."""
         return self._open_communicators()[0]
 
-    def speak_by(self, comm: Communicator) -> None:
+    def use_communicator(self, comm: Communicator) -> None:
         """Another communicator for the workers of this role, where they are no gang."""
         assert not self.plan.role.gang, "a gang has one"
         comm.count_into(self.traffic)
@@ -124,7 +124,7 @@ class Context:
     @property
     def checkpoint(self) -> Checkpointer | None:
         """Where to go on from and where to save, if the run was given a place for checkpoints."""
-        if self._checkpoint is None and self.plan.checkpoint is not None and self.leads:
+        if self._checkpoint is None and self.plan.checkpoint is not None and self.is_training_role:
             from sparkdml.checkpoint.checkpointer import Checkpointer
 
             worker = {
@@ -133,7 +133,7 @@ class Context:
                 "backend": self.plan.backend,
             }
             self._checkpoint = Checkpointer(
-                self.plan.checkpoint, self.rank, self.size, worker, self._link, self.spans
+                self.plan.checkpoint, self.rank, self.size, worker, self._client, self.spans
             )
         return self._checkpoint
 
@@ -144,13 +144,13 @@ class Context:
             self._feed = self._open_feed()
             if self.plan.role.reads == "validation":
                 return self._feed  # those who train judge the rows
-            self.facts = self._link.ask("facts")
+            self.facts = self._client.ask("facts")
             if self.facts is not None:
                 self._check_facts(self.facts)
             elif self.plan.counts_rows:
                 self._feed.ingest()  # raises at a bad row, before the first step
                 num_rows = self._feed.num_rows + self._feed.num_validation_rows
-                self._link.ask("rows", num_rows=num_rows)
+                self._client.ask("rows", num_rows=num_rows)
             read_all_first(self._feed, self)
         return self._feed
 
@@ -185,7 +185,7 @@ class Context:
     ) -> Iterator[LeasedBatch]:
         """What this worker is given of all workers' rows: the quicker it comes back, the more.
 
-        Needs a `LeaseDesk` at the driver, and no communicator. Every row comes to one worker, in
+        Needs a `LeaseService` at the driver, and no communicator. Every row comes to one worker, in
         each epoch. All rows are read from Spark first. With `like_epoch` they come in the order and
         with the random numbers of that epoch, under whatever number they are leased.
         """
@@ -225,29 +225,29 @@ class Context:
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
         """A question to the run's desk at the driver; None if there is no answer in time."""
-        return self._link.ask("desk", timeout_seconds, about=what, fields=fields)
+        return self._client.ask("desk", timeout_seconds, about=what, fields=fields)
 
     def wait_for_the_end(self, timeout_seconds: float) -> bool:
         """For who serves others: whether the driver has said, by then, that the run is over."""
-        return self._link.wait_for_the_end(timeout_seconds)
+        return self._client.wait_for_the_end(timeout_seconds)
 
     def reached(self, step: int) -> None:
         """Where this rank is, should it fail."""
-        self._link.step = step
+        self._client.step = step
 
     def on_stop_request(self, handle: Callable[[str], None]) -> None:
         """Call `handle(reason)`, on another thread, when the driver asks for an early end."""
-        self._link.on_stop_request(handle)
+        self._client.on_stop_request(handle)
 
     def log(self, **values: float | int | str) -> None:
         """Send numbers and short texts to the driver, where `on_event` sees them."""
-        self._link.event("log", values={name: _loggable(name, values[name]) for name in values})
+        self._client.event("log", values={name: _loggable(name, values[name]) for name in values})
 
     def event(self, kind: str, **fields: Any) -> None:
-        self._link.event(kind, **fields)
+        self._client.event(kind, **fields)
 
     def flush_events(self) -> None:
-        self._link.flush()
+        self._client.flush()
 
     def close_feed(self, failed: bool = False) -> None:
         """Stop reading ahead, and free the spool, unless the run may be started again."""
@@ -279,7 +279,7 @@ class Context:
             try:
                 feed = Feed.reopen(kept.folder, plan, self.device, self.rank)
             except (OSError, ValueError) as error:
-                self._link.ask("spool-lost", rank=self.rank)  # the driver will go back to Spark
+                self._client.ask("spool-lost", rank=self.rank)  # the driver will go back to Spark
                 raise CommunicationError(f"the spool {kept.folder} is gone: {error}") from error
             self._spooled(kept.folder)
             return feed
@@ -293,8 +293,8 @@ class Context:
         return feed
 
     def _spooled(self, folder: str, whole: bool = True) -> None:
-        self._link.event("spooled", host=self.host, folder=folder, whole=whole)
-        self._link.flush()
+        self._client.event("spooled", host=self.host, folder=folder, whole=whole)
+        self._client.flush()
 
     def _check_facts(self, facts: dict[str, Any]) -> None:
         if facts["refusal"]:
@@ -305,7 +305,7 @@ class Context:
             assert self._feed is not None
             self._feed.ingest()  # raises if the row is one of ours
             # The rank that has the row is about to report it; this rank must not step without it.
-            self._link.wait_for_the_end(timeout_seconds=60)
+            self._client.wait_for_the_end(timeout_seconds=60)
             raise CommunicationError(f"another rank has the row: {facts['problem']}")
 
 

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdml.errors import CommunicationError, SetupError
-from sparkdml.runtime.protocol.connection import Message, Wire
+from sparkdml.runtime.protocol.connection import Connection, Message
 from sparkdml.runtime.protocol.plan import Plan
 
 MAX_WAITING_EVENTS = 1000
 MAX_TRACEBACK = 100_000
 
 
-class Link:
+class ControlClient:
     """Liveness of one worker, as the driver sees it."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Link:
         task_id: int | None = None,
     ) -> None:
         try:
-            self._wire = Wire.connect(plan.driver_host, plan.driver_port, timeout_seconds=10)
+            self._wire = Connection.connect(plan.driver_host, plan.driver_port, timeout_seconds=10)
         except OSError as error:
             raise SetupError(
                 f"rank {rank} on {host} can't reach the driver at "

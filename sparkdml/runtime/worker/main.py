@@ -29,13 +29,13 @@ from sparkdml.feed.randomness import seed_everything
 from sparkdml.feed.rdd import read_rows
 from sparkdml.feed.validation_split import only_held_out
 from sparkdml.observe.worker_output import WorkerOutput
-from sparkdml.runtime.driver.spools import remove_spools, seat
+from sparkdml.runtime.driver.spools import assign_ranks, remove_spools
 from sparkdml.runtime.protocol.plan import Plan
 from sparkdml.runtime.protocol.results import cut_pieces, to_arrow
-from sparkdml.runtime.protocol.roles import seat_in
+from sparkdml.runtime.protocol.roles import role_and_rank
 from sparkdml.runtime.worker.blob_client import fetch, pickle_result, release
 from sparkdml.runtime.worker.context import Context, Place
-from sparkdml.runtime.worker.control_client import Link
+from sparkdml.runtime.worker.control_client import ControlClient
 
 Body = Callable[[Context], Any]
 
@@ -51,30 +51,32 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
     """Run `body` as one task of its role; yields its pickled result in pieces."""
     task = (BarrierTaskContext if plan.role.gang else TaskContext).get()
     assert task is not None, "this runs in a Spark task"
-    index, hosts = find_seat(plan, task)
-    role, role_rank = seat_in(plan.job_roles, index)
+    index, hosts = find_rank(plan, task)
+    role, role_rank = role_and_rank(plan.job_roles, index)
     plan, number = replace(plan, role=role), plan.first_number + index
     rank = index if role.gang else 0  # of the communicator: who is no gang has one of his own
-    link = Link(plan, number, hosts[rank], os.getpid(), task.attemptNumber(), task.taskAttemptId())
+    client = ControlClient(
+        plan, number, hosts[rank], os.getpid(), task.attemptNumber(), task.taskAttemptId()
+    )
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(plan.resources.cpus)
         world = find_world(plan, rank, hosts, task.resources())
         place = Place(role_rank, number, task.attemptNumber())
         with temporary_environment(process_environment(world)), kept_groups():
-            payload = _run_body(plan, body, source, world, link, place)
-        link.done()
+            payload = _run_body(plan, body, source, world, client, place)
+        client.done()
     except BaseException as error:
-        link.failed(error)
+        client.failed(error)
         raise
     finally:
         torch.set_num_threads(threads)
-        link.close()
+        client.close()
     yield from cut_pieces(number, payload)
 
 
 def _run_body(
-    plan: Plan, body: Body, source: Iterator[Any], world: World, link: Link, place: Place
+    plan: Plan, body: Body, source: Iterator[Any], world: World, client: ControlClient, place: Place
 ) -> bytes:
     seed_everything(plan.seed)  # the same on every rank: models that are built here begin alike
     chunks, rows = None, None
@@ -90,20 +92,20 @@ def _run_body(
         chunks = read_rows(source, plan.feed)
         rows = (row for _, row in source)
     remove_spools(plan.stale_spools)
-    ctx = Context(plan, world, link, chunks, rows, spool_directory(), place)
+    ctx = Context(plan, world, client, chunks, rows, spool_directory(), place)
     failed = True
     try:
         # Closed before anything else is: last words are sent while there is a wire.
-        output = WorkerOutput(link, ctx.host) if plan.forwards_output else nullcontext()
+        output = WorkerOutput(client, ctx.host) if plan.forwards_output else nullcontext()
         with output:
-            result = fetch(body, plan.depot, spool_directory())(ctx)
-        payload = pickle_result(result, plan.depot, plan.cargo_bytes)
+            result = fetch(body, plan.blob_server, spool_directory())(ctx)
+        payload = pickle_result(result, plan.blob_server, plan.blob_bytes)
         ctx.close_feed()
         for _ in source:
             pass  # Spark reuses a Python worker only if its input was read to the end
         failed = False
     except BaseException as error:
-        link.failed(error)  # before the clean-up, which may take its time
+        client.failed(error)  # before the clean-up, which may take its time
         raise
     finally:
         ctx.close(failed)
@@ -112,12 +114,12 @@ def _run_body(
     return payload
 
 
-def find_seat(plan: Plan, task: Any) -> tuple[int, tuple[str, ...]]:
+def find_rank(plan: Plan, task: Any) -> tuple[int, tuple[str, ...]]:
     """Which of its job's tasks this is, and the hosts of those that it shares a gang with."""
     if not plan.role.gang:
         return task.partitionId(), (address_towards(plan.driver_host) or socket.gethostname(),)
     hosts = find_hosts(task)
-    ranks = seat(hosts, {rank: spool.host for rank, spool in plan.spools.items()})
+    ranks = assign_ranks(hosts, {rank: spool.host for rank, spool in plan.spools.items()})
     return ranks[task.partitionId()], tuple(hosts[ranks.index(r)] for r in range(len(ranks)))
 
 

@@ -16,19 +16,19 @@ from sparkdml.observe.timeline.recorder import NoSpans, SpanRecorder
 if TYPE_CHECKING:
     from sparkdml.comm.base import Communicator, World
     from sparkdml.runtime.worker.context import Context
-    from sparkdml.runtime.worker.control_client import Link
+    from sparkdml.runtime.worker.control_client import ControlClient
 
 
 ASK_SECONDS = 2.0
 
 
-def start_recorder(world: World, link: Link) -> SpanRecorder:
+def start_recorder(world: World, client: ControlClient) -> SpanRecorder:
     return SpanRecorder(
         world.size,
         world.hosts[world.rank],
-        link.event,
-        link.flush,
-        lambda: link.ask("clock", ASK_SECONDS),
+        client.event,
+        client.flush,
+        lambda: client.ask("clock", ASK_SECONDS),
     )
 
 

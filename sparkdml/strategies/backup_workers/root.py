@@ -67,7 +67,7 @@ class Root:
                 self._answer(rank)
             else:
                 self._arrived[rank] = gradient
-            while self._is_enough() and self._nobody_is_lost():
+            while self._is_enough() and self._check_none_lost():
                 self._finish_step()
 
     def _is_enough(self) -> bool:
@@ -86,7 +86,7 @@ class Root:
     def _num_with_rows(self) -> int:
         return sum(bool(self._stats(one)[ROWS]) for one in self._arrived.values())
 
-    def _nobody_is_lost(self) -> bool:
+    def _check_none_lost(self) -> bool:
         missing = [at for rank, at in self._at.items() if rank not in self._arrived]
         return not missing or self.step - min(missing) < self.max_lag
 

@@ -95,7 +95,7 @@ class BackupWorkers(Strategy):
     def _count_skipped(self, training: Training, epoch: Epoch) -> None:
         if training.is_replayed:
             return
-        own = training.ctx.data.num_rows_in(epoch.number, training.rows_a_step)
+        own = training.ctx.data.num_rows_in(epoch.number, training.rows_per_step)
         total = torch.tensor([float(own)], dtype=torch.float64, device=training.ctx.device)
         total_rows = training.ctx.comm.allreduce_(total).item()
         skipped = 0.0 if training.is_interrupted else total_rows - epoch.totals.rows

@@ -19,7 +19,7 @@ from torch import Tensor
 from sparkdml.checkpoint.state import State
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.runtime.driver.leases import LeaseDesk
+from sparkdml.runtime.driver.leases import LeaseService
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.decentralized.pairwise import Exchange, Replica
@@ -65,8 +65,8 @@ class ADPSGD(Strategy):
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers, reads="leases")]
 
-    def desk(self, num_workers: int) -> LeaseDesk:
-        return LeaseDesk(num_workers)
+    def driver_service(self, num_workers: int) -> LeaseService:
+        return LeaseService(num_workers)
 
     def check(self, job: TrainingJob) -> None:
         refuse_gradient_monitor(self, job)
@@ -96,7 +96,7 @@ class ADPSGD(Strategy):
         rows = self.every * training.global_batch
         for meeting in count(1):
             yield training.ctx.leased_batches(
-                training.rows_a_step,
+                training.rows_per_step,
                 epoch.number,
                 training.schedule.shuffle,
                 epoch.start,

@@ -54,7 +54,7 @@ class Gossip(Strategy):
             go by torch.
     """
 
-    steps_together = True
+    is_synchronous = True
     columns = (CONSENSUS_DISTANCE,)
 
     def __init__(

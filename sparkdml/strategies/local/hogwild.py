@@ -70,13 +70,13 @@ class Hogwild(LocalStrategy):
         self._comm.barrier()
         first = next(batches, None)
         if first is not None:
-            params.lay_in(self._shared)
+            params.rebind(self._shared)
             batches = chain([first], batches)
         return super()._train(training, batches)
 
     def meet(self, share: float) -> None:
         """Everybody has stopped."""
-        self._task.params.lay_in(self._shared.clone())
+        self._task.params.rebind(self._shared.clone())
 
     def __repr__(self) -> str:
         return (

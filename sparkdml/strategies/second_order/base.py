@@ -13,7 +13,7 @@ from torch import Tensor
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.runtime.driver.leases import LeaseDesk
+from sparkdml.runtime.driver.leases import LeaseService
 from sparkdml.runtime.protocol.plan import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.second_order.full_objective import Evaluation, FullObjective
@@ -34,7 +34,7 @@ MAX_STALLED = 4  # steps in a row that make nothing better
 class SecondOrder(Strategy):
     """One iteration an epoch, each a direction and a line search over whole passes."""
 
-    brings_optimizer = True
+    has_own_optimizer = True
     columns = ("passes", "step_length", "gradient_norm")
 
     def __init__(
@@ -56,13 +56,13 @@ class SecondOrder(Strategy):
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers, reads="leases" if self.backups else "shards")]
 
-    def desk(self, num_workers: int) -> LeaseDesk | None:
-        return LeaseDesk(num_workers, backs_up=True) if self.backups else None
+    def driver_service(self, num_workers: int) -> LeaseService | None:
+        return LeaseService(num_workers, backs_up=True) if self.backups else None
 
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
         """In every pass the same rows in the same order, and where they move, of all ranks."""
         if not self.backups:
-            return training.ctx.feed(training.rows_a_step, 0, shuffle=False)
+            return training.ctx.feed(training.rows_per_step, 0, shuffle=False)
         self._num_passes += 1
         # One size for all ranks, also where the global batch doesn't divide by their number: else
         # where batches begin and end would depend on who computes them.

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from sparkdml.parameter_server.client.snapshot_reader import Onlooker
+from sparkdml.parameter_server.client.snapshot_reader import SnapshotReader
 from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP
 from sparkdml.parameter_server.optimizers import SGD, Add
 from sparkdml.parameter_server.partition import Table
@@ -46,7 +46,7 @@ def test_a_snapshot_has_every_push_of_its_clocks_in_all_parts_and_no_other(consi
     num_workers, clocks = 3, 25
     with (
         ServerCluster(2, num_workers, consistency=consistency, part_bytes=PART_BYTES) as cluster,
-        Onlooker(cluster.config, cluster.ask) as onlooker,
+        SnapshotReader(cluster.config, cluster.ask) as snapshot_reader,
     ):
         start, leave = threading.Barrier(num_workers), threading.Event()
         threads = [
@@ -59,7 +59,7 @@ def test_a_snapshot_has_every_push_of_its_clocks_in_all_parts_and_no_other(consi
             thread.start()
         seen = []
         while not seen or seen[-1] < clocks:
-            snapshot = onlooker.snapshot(TABLES, lambda: True)
+            snapshot = snapshot_reader.snapshot(TABLES, lambda: True)
             sums, marks = snapshot.tables["sums"], snapshot.tables["marks"]
             assert sums.unique().tolist() == [num_workers * snapshot.clock]
             assert marks.unique().tolist() == [num_workers * sum(range(snapshot.clock))]
@@ -85,7 +85,7 @@ def test_what_a_slow_worker_still_owes_is_in_the_snapshot_and_what_a_quick_one_a
 
     with (
         ServerCluster(2, 2, consistency=consistency, part_bytes=PART_BYTES) as cluster,
-        Onlooker(cluster.config, cluster.ask) as onlooker,
+        SnapshotReader(cluster.config, cluster.ask) as snapshot_reader,
         ThreadPoolExecutor(2) as pool,
     ):
         quick, slow = pool.map(cluster.client, range(2))
@@ -98,7 +98,7 @@ def test_what_a_slow_worker_still_owes_is_in_the_snapshot_and_what_a_quick_one_a
                 client.clock()
 
         make(quick, 2)
-        asked = pool.submit(onlooker.snapshot, TABLES[:1], goes_on)
+        asked = pool.submit(snapshot_reader.snapshot, TABLES[:1], goes_on)
         assert begun.wait(20)
         make(quick, 1)
         make(slow, 2)
@@ -113,7 +113,7 @@ def test_of_a_worker_that_has_left_every_push_is_in_the_snapshot():
     """It was ahead; the others are not waited for until they have come as far."""
     with (
         ServerCluster(2, 2, consistency=TAP(), part_bytes=PART_BYTES) as cluster,
-        Onlooker(cluster.config, cluster.ask) as onlooker,
+        SnapshotReader(cluster.config, cluster.ask) as snapshot_reader,
         ThreadPoolExecutor(2) as pool,
     ):
         quick, slow = pool.map(cluster.client, range(2))
@@ -124,7 +124,7 @@ def test_of_a_worker_that_has_left_every_push_is_in_the_snapshot():
                 client.clock()
             client.pull("sums").wait()
         quick.close()
-        snapshot = onlooker.snapshot(TABLES[:1], lambda: True)
+        snapshot = snapshot_reader.snapshot(TABLES[:1], lambda: True)
         assert snapshot.clock == 2
         assert snapshot.tables["sums"].unique().tolist() == [5.0 + 2.0]
         slow.close()
@@ -133,18 +133,18 @@ def test_of_a_worker_that_has_left_every_push_is_in_the_snapshot():
 def test_it_waits_for_tables_and_for_servers_and_ends_when_it_is_told_to():
     with ServerCluster(1, 1, part_bytes=PART_BYTES) as cluster:
         looks = iter([True, True, True, False])
-        with Onlooker(cluster.config, cluster.ask) as onlooker:
-            assert onlooker.snapshot(TABLES, lambda: next(looks)) is None
-    with Onlooker(cluster.config, lambda what, **fields: None) as onlooker:
+        with SnapshotReader(cluster.config, cluster.ask) as snapshot_reader:
+            assert snapshot_reader.snapshot(TABLES, lambda: next(looks)) is None
+    with SnapshotReader(cluster.config, lambda what, **fields: None) as snapshot_reader:
         looks = iter([True, True, False])
-        assert onlooker.snapshot(TABLES, lambda: next(looks)) is None
+        assert snapshot_reader.snapshot(TABLES, lambda: next(looks)) is None
 
 
 @pytest.mark.parametrize("consistency", [BSP(), TAP()], ids=str)
 def test_a_server_that_is_lost_meanwhile_does_not_make_it_wrong(consistency):
     with (
         ServerCluster(3, 1, consistency=consistency, part_bytes=PART_BYTES) as cluster,
-        Onlooker(cluster.config, cluster.ask) as onlooker,
+        SnapshotReader(cluster.config, cluster.ask) as snapshot_reader,
     ):
         start, halted, go_on = threading.Barrier(2), threading.Event(), threading.Event()
 
@@ -157,10 +157,10 @@ def test_a_server_that_is_lost_meanwhile_does_not_make_it_wrong(consistency):
         worker.start()
         start.wait(20)
         assert halted.wait(20)
-        assert onlooker.snapshot(TABLES, lambda: True).clock == 10
+        assert snapshot_reader.snapshot(TABLES, lambda: True).clock == 10
         cluster.stop_server(0)
         cluster.membership.lost_server(0)
-        snapshot = onlooker.snapshot(TABLES, lambda: True)
+        snapshot = snapshot_reader.snapshot(TABLES, lambda: True)
         assert snapshot.clock == 10
         assert snapshot.tables["sums"].unique().tolist() == [10.0]
         go_on.set()

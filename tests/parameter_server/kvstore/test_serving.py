@@ -27,7 +27,7 @@ def test_workers_share_what_they_push(spark):
         return result, left
 
     shared = WithStore(count, num_servers=2, encrypted=True)
-    counted_then_left.desk = shared.desk
+    counted_then_left.driver_service = shared.driver_service
     results = dml.run(counted_then_left, num_workers=3, spark=spark)
     assert results == [(([6.0] * 3, rank, 3), []) for rank in range(3)]
 

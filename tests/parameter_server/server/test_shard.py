@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparkdml.parameter_server.filters import HeldBack, Largest, Significant
+from sparkdml.parameter_server.filters import Largest, Residual, Significant
 from sparkdml.parameter_server.optimizers import SGD, Adam, Add, Updater
 from sparkdml.parameter_server.partition import Table
 from sparkdml.parameter_server.server.shard import Shard
@@ -128,7 +128,7 @@ def test_a_copy_is_the_same_in_everything() -> None:
 def test_what_a_filter_holds_back_is_never_lost(
     updates: list[dict[int, int]], fraction: float
 ) -> None:
-    held, sent = HeldBack(1, torch.float32), torch.zeros(10)
+    held, sent = Residual(1, torch.float32), torch.zeros(10)
     for update in updates:
         rows = torch.tensor(sorted(update), dtype=torch.int64)
         held.add(rows.numpy(), torch.tensor([[float(update[int(r)])] for r in rows]).reshape(-1, 1))

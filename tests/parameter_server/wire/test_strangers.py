@@ -142,7 +142,7 @@ def test_a_frame_that_is_too_long_is_not_even_received(
         sealed = [bytes(frame) for frame in encode(message, key)]
         raw(address, key.word_for(inbox.own)).send_multipart(sealed)
         while not inbox.socket.poll(10):
-            inbox.door.answer()
+            inbox.authenticator.answer()
         received = inbox.receive()
         assert received is not None
         assert received.sender == 5

@@ -13,10 +13,10 @@ import torch
 
 from sparkdml.comm.meetings import MeetingCommunicator, Meetings
 from sparkdml.errors import CommunicationError, DataError, SetupError, WorkerError, WorkerLost
-from sparkdml.runtime.driver.control_server import Endpoint
-from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Wire
+from sparkdml.runtime.driver.control_server import ControlServer
+from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Connection
 from sparkdml.runtime.protocol.plan import Plan, Resources, Role
-from sparkdml.runtime.worker.control_client import Link
+from sparkdml.runtime.worker.control_client import ControlClient
 from sparkdml.testing.waiting import wait_until
 
 TOKEN = "a secret"
@@ -47,7 +47,7 @@ def events():
 
 @pytest.fixture
 def endpoint(events):
-    made = Endpoint(
+    made = ControlServer(
         "127.0.0.1",
         TOKEN,
         1.0,
@@ -59,65 +59,65 @@ def endpoint(events):
 
 
 def join(endpoint, rank):
-    return Link(make_plan(endpoint.port), rank, f"host-{rank}", 100 + rank)
+    return ControlClient(make_plan(endpoint.port), rank, f"host-{rank}", 100 + rank)
 
 
 def test_beats_keep_a_worker_alive(endpoint):
-    link = join(endpoint, 0)
+    client = join(endpoint, 0)
     time.sleep(1.5)
     assert endpoint.failure() is None
-    link.done()
-    link.close()
+    client.done()
+    client.close()
     wait_until(endpoint.all_gone)
     assert endpoint.failure() is None
 
 
 def test_events_and_questions(endpoint, events):
-    link = join(endpoint, 1)
-    link.event("progress", step=3)
-    link.flush()
-    assert link.ask("facts") == "FACTS"
+    client = join(endpoint, 1)
+    client.event("progress", step=3)
+    client.flush()
+    assert client.ask("facts") == "FACTS"
     with ThreadPoolExecutor(8) as pool:
         questions = [f"q{number}" for number in range(100)]
-        assert list(pool.map(link.ask, questions)) == [q.upper() for q in questions]
+        assert list(pool.map(client.ask, questions)) == [q.upper() for q in questions]
     wait_until(lambda: events)
     assert events == [(1, {"type": "event", "kind": "progress", "step": 3})]
-    link.done()
-    link.close()
+    client.done()
+    client.close()
 
 
 def test_last_words_come_before_the_failure(endpoint, events):
     for rank in range(20):
-        link = join(endpoint, rank)
-        link.event("output", lines=["last words"])
-        link.failed(ValueError("a mistake"))
+        client = join(endpoint, rank)
+        client.event("output", lines=["last words"])
+        client.failed(ValueError("a mistake"))
         wait_until(endpoint.failure)
         assert [m["lines"] for r, m in events if r == rank] == [["last words"]]
-        link.close()
+        client.close()
         endpoint.members.clear()
 
 
 def test_a_failure_has_rank_host_and_traceback(endpoint):
-    link = join(endpoint, 1)
+    client = join(endpoint, 1)
     try:
         raise KeyError("what")
     except KeyError as error:
-        link.failed(error)
+        client.failed(error)
     found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerError)
     assert (found.rank, found.host) == (1, "host-1")
     assert 'raise KeyError("what")' in found.worker_traceback
-    link.close()
+    client.close()
 
 
 def test_our_own_errors_come_as_themselves(endpoint):
-    link = join(endpoint, 1)
-    link.failed(DataError("column 'x' is null"))
+    client = join(endpoint, 1)
+    client.failed(DataError("column 'x' is null"))
     found = wait_until(endpoint.failure)
     assert isinstance(found, DataError)
     assert str(found) == "column 'x' is null [rank 1 on host-1]"
     assert isinstance(found.__cause__, WorkerError)
-    link.close()
+    client.close()
 
 
 def test_the_cause_is_told_from_its_effects(endpoint):
@@ -135,19 +135,19 @@ def test_the_cause_is_told_from_its_effects(endpoint):
 
 
 def test_an_effect_without_a_cause_is_reported_after_a_while(endpoint):
-    link = join(endpoint, 0)
-    link.failed(CommunicationError("a peer is gone"))
+    client = join(endpoint, 0)
+    client.failed(CommunicationError("a peer is gone"))
     assert "a peer is gone" in str(wait_until(endpoint.failure))
-    link.close()
+    client.close()
 
 
 def test_a_silent_worker_is_lost(endpoint):
-    wire = Wire.connect("127.0.0.1", endpoint.port, 5)
-    wire.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
+    connection = Connection.connect("127.0.0.1", endpoint.port, 5)
+    connection.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
     found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerLost)
     assert "has not answered for 1 s (heartbeatTimeout=1)" in str(found)
-    wire.close()
+    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -175,20 +175,20 @@ def test_a_driver_that_cannot_be_reached():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(SetupError, match=f"can't reach the driver at 127.0.0.1:{port}"):
-        Link(make_plan(port), 0, "h", 1)
+        ControlClient(make_plan(port), 0, "h", 1)
 
 
 def test_a_driver_that_goes_away_does_not_harm_the_worker(endpoint):
-    link = join(endpoint, 0)
+    client = join(endpoint, 0)
     wait_until(lambda: endpoint.members)
-    for wire in list(endpoint._wires):
-        wire.close()
+    for connection in list(endpoint._connections):
+        connection.close()
     for step in range(5000):
-        link.event("progress", step=step)
-    link.flush()
-    assert link.ask("facts", timeout_seconds=1) is None
-    link.done()
-    link.close()
+        client.event("progress", step=step)
+    client.flush()
+    assert client.ask("facts", timeout_seconds=1) is None
+    client.done()
+    client.close()
 
 
 def test_a_plan_is_frozen():
@@ -203,17 +203,19 @@ def test_meetings_about_tensors_that_are_longer_than_a_line(size):
     table, length = Meetings(), 500_000
 
     def on_rank(rank):
-        with closing(join(made, rank)) as link:
+        with closing(join(made, rank)) as client:
             comm = MeetingCommunicator(
-                rank, size, lambda **fields: link.ask("desk", 10, fields=fields), wait_seconds=30
+                rank, size, lambda **fields: client.ask("desk", 10, fields=fields), wait_seconds=30
             )
             summed = comm.allreduce_(torch.full((length,), rank + 1.0))
-            link.done()
+            client.done()
         return summed
 
     with (
         closing(
-            Endpoint("127.0.0.1", TOKEN, 30.0, print, lambda rank, m: table.come(**m["fields"]))
+            ControlServer(
+                "127.0.0.1", TOKEN, 30.0, print, lambda rank, m: table.come(**m["fields"])
+            )
         ) as made,
         ThreadPoolExecutor(size) as pool,
     ):
@@ -233,34 +235,34 @@ def test_meetings_about_tensors_that_are_longer_than_a_line(size):
 )
 def test_an_answer_that_cannot_be_sent_ends_the_run_and_nobodys_heartbeats(answer, reason):
     with (
-        closing(Endpoint("127.0.0.1", TOKEN, 1.0, print, lambda rank, m: answer)) as made,
-        closing(join(made, 0)) as link,
+        closing(ControlServer("127.0.0.1", TOKEN, 1.0, print, lambda rank, m: answer)) as made,
+        closing(join(made, 0)) as client,
     ):
-        assert link.ask("desk", 10, about="history", fields={}) is None
+        assert client.ask("desk", 10, about="history", fields={}) is None
         expected = rf"the driver's answer to 'history' must be JSON .*{reason}"
         assert re.search(expected, str(made.failure()))
         time.sleep(1.5)
         made.own_error = None
         assert made.failure() is None  # it still hears him
-        link.done()
-        link.close()
+        client.done()
+        client.close()
         wait_until(made.all_gone)
 
 
 def test_a_worker_that_goes_while_it_is_answered_is_lost(endpoint):
     """Its connection is read to its end, though nothing can be written to it any more."""
-    wire = Wire.connect("127.0.0.1", endpoint.port, 5)
-    wire.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
+    connection = Connection.connect("127.0.0.1", endpoint.port, 5)
+    connection.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
     for number in range(200):
-        wire.send({"type": "ask", "what": "x" * 10_000, "number": number})
-    wire._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    wire.close()
+        connection.send({"type": "ask", "what": "x" * 10_000, "number": number})
+    connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
     assert "ended without a word" in str(wait_until(endpoint.failure))
     wait_until(endpoint.all_gone)
 
 
 def test_a_mistake_at_the_driver_ends_the_run(endpoint):
-    link = join(endpoint, 0)
-    assert link.ask("error") is None
+    client = join(endpoint, 0)
+    assert client.ask("error") is None
     assert isinstance(endpoint.failure(), ZeroDivisionError)
-    link.close()
+    client.close()

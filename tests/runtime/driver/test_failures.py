@@ -14,7 +14,7 @@ from sparkdml.errors import (
     WorkerLost,
 )
 from sparkdml.runtime.driver.failures import Restarts
-from sparkdml.runtime.driver.spools import KeptSpool, Spools, seat
+from sparkdml.runtime.driver.spools import KeptSpool, Spools, assign_ranks
 
 
 def raised(reason, step):
@@ -77,7 +77,7 @@ def test_a_store_may_come_back():
 )
 def test_every_rank_has_one_seat(hosts, spooled):
     spooled = {rank: host for rank, host in spooled.items() if rank < len(hosts)}
-    ranks = seat(hosts, spooled)
+    ranks = assign_ranks(hosts, spooled)
     assert sorted(ranks) == list(range(len(hosts)))
     for partition, rank in enumerate(ranks):
         if rank not in spooled:
@@ -85,8 +85,8 @@ def test_every_rank_has_one_seat(hosts, spooled):
 
 
 def test_ranks_sit_where_their_spools_are():
-    assert seat(["a", "b", "b"], {0: "b", 1: "a", 2: "b"}) == [1, 0, 2]
-    assert seat(["a", "b", "b"], {0: "b", 2: "b"}) in ([0, 1, 2], [2, 1, 0])
+    assert assign_ranks(["a", "b", "b"], {0: "b", 1: "a", 2: "b"}) == [1, 0, 2]
+    assert assign_ranks(["a", "b", "b"], {0: "b", 2: "b"}) in ([0, 1, 2], [2, 1, 0])
 
 
 def test_spools_serve_only_as_many_workers_as_before():

@@ -30,11 +30,11 @@ class Notes:
             return self.may_go
         return [about, peer.role, peer.rank, peer.attempt, fields]
 
-    def came(self, peer):
+    def on_join(self, peer):
         with self.lock:
             self.notes.append((peer.role, peer.rank, peer.attempt, "came"))
 
-    def went(self, peer, outcome):
+    def on_leave(self, peer, outcome):
         with self.lock:
             self.notes.append((peer.role, peer.rank, peer.attempt, outcome))
 
@@ -92,13 +92,13 @@ def test_a_killed_task_is_started_again_alone(spark):
         wait_until(lambda: ctx.ask("may I go"), seconds=120)
         return told
 
-    desk = Notes()
+    driver_service = Notes()
     results = launch(
         spark,
         body,
         Options(num_workers=2),
         roles_of=serve_and_work,
-        make_desk=lambda num_workers: desk,
+        make_service=lambda num_workers: driver_service,
     )
     fields = {"really": True}
     assert results == [
@@ -106,7 +106,7 @@ def test_a_killed_task_is_started_again_alone(spark):
         ["who am I", "worker", 1, 1, fields],
         ["who am I", "server", 0, 0, fields],
     ]
-    of_the_killed = [note[2:] for note in desk.notes if note[:2] == ("worker", 1)]
+    of_the_killed = [note[2:] for note in driver_service.notes if note[:2] == ("worker", 1)]
     assert of_the_killed == [(0, "came"), (0, "lost"), (1, "came"), (1, "done")]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 
-from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Wire
+from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Connection
 
 
 def test_lines_of_several_threads_stay_whole() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = Wire.connect("127.0.0.1", server.getsockname()[1], timeout_seconds=5)
-        receiver = Wire(server.accept()[0])
+        sender = Connection.connect("127.0.0.1", server.getsockname()[1], timeout_seconds=5)
+        receiver = Connection(server.accept()[0])
     long = "x" * (MAX_LINE_BYTES - 100)  # goes in many pieces
 
     def send(thread: int) -> None:

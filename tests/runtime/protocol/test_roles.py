@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.errors import DataError, SetupError, WorkerError, WorkerLost
-from sparkdml.runtime.driver.control_server import Endpoint
+from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.preflight import check_settings
 from sparkdml.runtime.driver.slots import Slots
 from sparkdml.runtime.protocol.plan import Options, Plan
@@ -20,9 +20,9 @@ from sparkdml.runtime.protocol.roles import (
     most_workers,
     num_slots,
     num_tasks,
-    seat_in,
+    role_and_rank,
 )
-from sparkdml.runtime.worker.control_client import Link
+from sparkdml.runtime.worker.control_client import ControlClient
 from sparkdml.testing.waiting import wait_until
 
 WORKERS = Role("worker", 3)
@@ -50,10 +50,10 @@ def test_a_gang_without_data_is_first_too():
 @settings(deadline=None, max_examples=30)
 def test_every_seat_is_taken_once(counts):
     roles = [Role(f"r{index}", count) for index, count in enumerate(counts)]
-    seats = [seat_in(roles, index) for index in range(num_tasks(roles))]
+    seats = [role_and_rank(roles, index) for index in range(num_tasks(roles))]
     assert seats == [(role, rank) for role in roles for rank in range(role.count)]
     with pytest.raises(IndexError):
-        seat_in(roles, num_tasks(roles))
+        role_and_rank(roles, num_tasks(roles))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def changes():
 
 @pytest.fixture
 def endpoint(changes):
-    made = Endpoint(
+    made = ControlServer(
         "127.0.0.1",
         "token",
         1.0,
@@ -146,7 +146,7 @@ def plan_of(endpoint):
 
 
 def join(endpoint, attempt=0, rank=0):
-    link = Link(plan_of(endpoint), rank, "here", 100 + attempt, attempt, 7 + attempt)
+    link = ControlClient(plan_of(endpoint), rank, "here", 100 + attempt, attempt, 7 + attempt)
     wait_until(lambda: getattr(endpoint.members.get(("server", rank)), "attempt", -1) == attempt)
     return link
 
@@ -197,7 +197,7 @@ def test_what_would_come_again_is_final_at_once(endpoint):
 def test_a_late_attempt_does_not_take_the_place_of_a_newer_one(endpoint, changes):
     newer = join(endpoint, attempt=1)
     member = endpoint.members["server", 0]
-    older = Link(plan_of(endpoint), 0, "here", 99, attempt=0)
+    older = ControlClient(plan_of(endpoint), 0, "here", 99, attempt=0)
     assert older.wait_for_the_end(10)
     assert endpoint.members["server", 0] is member
     assert changes == [(0, 1, "here")]
@@ -212,7 +212,7 @@ def test_a_stage_that_spark_begins_anew_ends_the_run(endpoint, is_lost):
     if is_lost:
         first.close()
         wait_until(lambda: endpoint.members["server", 0].state == "lost")
-    second = Link(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
+    second = ControlClient(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
     found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerLost), "another submission may go on from a checkpoint"
     assert "begins all of it anew" in str(found)
@@ -224,7 +224,7 @@ def test_a_stage_that_spark_begins_anew_ends_the_run(endpoint, is_lost):
 def test_a_stage_of_tasks_that_do_not_wait_may_begin_anew(endpoint):
     endpoint._together.clear()
     first = join(endpoint)
-    second = Link(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
+    second = ControlClient(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
     wait_until(lambda: endpoint.members["server", 0].task_id == 8)
     assert endpoint.failure() is None
     first.close()

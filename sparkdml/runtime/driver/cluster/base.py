@@ -16,7 +16,7 @@ class Cluster(Protocol):
     """Settings, slots, and jobs that can be cancelled."""
 
     worker_python: str  # as far as the session knows
-    tells_facts: bool  # whether Spark's counts of the rows are known while a job still runs
+    reports_facts: bool  # whether Spark's counts of the rows are known while a job still runs
     shares_disks: bool  # whether workers' local disks are certainly this process's, too
 
     def setting(self, key: str) -> str | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ClassicCluster:
     """Asks the SparkContext."""
 
-    tells_facts = True
+    reports_facts = True
 
     def __init__(self, spark: SparkSession) -> None:
         self._sc = spark.sparkContext

@@ -35,7 +35,7 @@ CANNOT_REACH = "sparkdml-unreachable"
 class ConnectCluster:
     """Asks the session's configuration, and the workers themselves."""
 
-    tells_facts = False
+    reports_facts = False
     shares_disks = False
 
     def __init__(self, spark: SparkSession) -> None:
