@@ -187,7 +187,13 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             tuple(self.value("callbacks")),
         )
         strategy.check(job)
-        check_run(job.task, module, job.callbacks, strategy, job.schedule.validates)
+        check_run(
+            job.task,
+            module,
+            callbacks=job.callbacks,
+            strategy=strategy,
+            validates=job.schedule.validates,
+        )
         fit = Fit(
             spark=spark,
             dataset=dataset,

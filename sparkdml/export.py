@@ -95,7 +95,7 @@ def save_onnx(
             found = session.run(None, {name: given[name].numpy() for name in taken})
             return [torch.from_numpy(array) for array in found]
 
-        compare(module, run_onnx, inputs, tolerance, target)
+        compare(module, run_onnx, inputs=inputs, tolerance=tolerance, target=target)
 
 
 def save_exported(
@@ -115,7 +115,13 @@ def save_exported(
             module, inputs, dynamic_shapes={"features": _any_rows(inputs)}, strict=False
         )
         torch.export.save(program, target)
-        compare(module, torch.export.load(target).module(), inputs, tolerance, target)
+        compare(
+            module,
+            torch.export.load(target).module(),
+            inputs=inputs,
+            tolerance=tolerance,
+            target=target,
+        )
 
 
 def read_example(
@@ -175,7 +181,16 @@ def compare(
                 mine.double(), theirs.double(), rtol=tolerance, atol=tolerance, equal_nan=True
             )
             if not same:
-                raise ExportError(_difference(mine, theirs, index, len(rows[0]), tolerance, target))
+                raise ExportError(
+                    _difference(
+                        mine,
+                        theirs,
+                        index=index,
+                        rows=len(rows[0]),
+                        tolerance=tolerance,
+                        target=target,
+                    )
+                )
 
 
 def _difference(

@@ -208,14 +208,19 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         return choose_columns(
             outputs,
             self.value("predictionCol"),
-            self.value("outputCols"),
-            self.value("output"),
-            isinstance(self._loss, CLASS_INDEX),
+            names=self.value("outputCols"),
+            wanted=self.value("output"),
+            classifies=isinstance(self._loss, CLASS_INDEX),
         )
 
     def _reading(self, dataset: DataFrame, with_targets: bool) -> FeedPlan:
         return plan_reading(
-            self, dataset.schema, self._features, self._floating, with_targets, self._step is None
+            self,
+            dataset.schema,
+            trained=self._features,
+            floating=self._floating,
+            with_targets=with_targets,
+            is_supervised=self._step is None,
         )
 
     def _plan(

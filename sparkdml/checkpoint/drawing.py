@@ -114,7 +114,7 @@ class Layout:
         start = self.lineage.get(submission.resumed_from) if submission else None
         if start is None and own:
             start = self.lineage.parent(own[0])
-        return Lane(number, submission, own, start, y)
+        return Lane(number, submission, own=own, start=start, y=y)
 
     def x(self, step: int) -> float:
         return PLOT_START + (PLOT_END - PLOT_START) * step / self.last_step
@@ -317,7 +317,9 @@ class _Drawing:
                 parts.append(svg.path(f"M{x:.1f} {y:g}h18", sample))
             else:
                 colour = svg.TROUBLE if sample == "failed" else svg.MAIN
-                parts.append(svg.mark(sample, x + 5, x + 5, y, 4.5, colour, []))
+                parts.append(
+                    svg.mark(sample, x + 5, end=x + 5, y=y, r=4.5, colour=colour, tooltip=[])
+                )
             x += 24 if sample in _LINES else 16
             parts.append(svg.text(x, y + 4, words, 11, faded=True))
             x += svg.text_width(words, 11) + 18

@@ -77,9 +77,9 @@ def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Pa
             _step(
                 "building Horovod",
                 [*pip, *wheel, "-w", str(workspace), str(root)],
-                log,
-                environment,
-                show,
+                log=log,
+                environment=environment,
+                watch=show,
             )
         finally:
             progress.close()

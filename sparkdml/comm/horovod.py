@@ -235,8 +235,10 @@ class HorovodCommunicator(ComposedCommunicator):
         store = PrefixStore(f"split/{self._num_splits}/{color}", self._store)
         rank, size = list(ranks).index(self.rank), len(ranks)
         kinds = ["cpu", "cuda"] if self._world.device.startswith("cuda") else ["cpu"]
-        groups = make_groups(store, rank, size, kinds, self._world.interface)
-        return TorchCommunicator(groups, rank, size, store, self._alarm, self._world.interface)
+        groups = make_groups(store, rank, size=size, kinds=kinds, interface=self._world.interface)
+        return TorchCommunicator(
+            groups, rank, size=size, store=store, alarm=self._alarm, interface=self._world.interface
+        )
 
     def check(self) -> None:
         if self._alarm is not None:

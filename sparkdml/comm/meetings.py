@@ -147,9 +147,9 @@ class MeetingCommunicator(ComposedCommunicator):
         group = MeetingCommunicator(
             ranks.index(self.rank),
             len(ranks),
-            self._ask,
-            self._wait_seconds,
-            f"{self._group}/{self._number}.{color}",
+            ask=self._ask,
+            wait_seconds=self._wait_seconds,
+            group=f"{self._group}/{self._number}.{color}",
         )
         group.begin(self._chapter)
         return group

@@ -265,7 +265,7 @@ class ThreadsCommunicator(Communicator):
             raise CommunicationError("this communicator is closed")
         sequence = self._sequence
         self._sequence += 1
-        self._hub.deposit(self._group, sequence, self._ranks[self.rank], call, value)
+        self._hub.deposit(self._group, sequence, who=self._ranks[self.rank], call=call, value=value)
         return lambda: self._hub.collect(self._group, sequence, self._ranks)
 
     def _exchange(self, call: str, value: Any) -> list[Any]:
@@ -359,7 +359,9 @@ class ThreadsCommunicator(Communicator):
 
     @property
     def point_to_point(self) -> PointToPoint:
-        return _Messages(self._hub, self._group, self._ranks, self.rank, self.traffic)
+        return _Messages(
+            self._hub, self._group, ranks=self._ranks, rank=self.rank, traffic=self.traffic
+        )
 
     def close(self) -> None:
         # Only the world's communicator is the end of a rank: others go on after a group is closed.
@@ -395,7 +397,7 @@ class _Messages:
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         arguments.check_peer("to", to, self._rank, len(self._ranks))
         self._traffic.sent(tensor.nbytes)
-        self._hub.post(self._group, self._me, self._ranks[to], tag, _copy(tensor))
+        self._hub.post(self._group, self._me, to=self._ranks[to], tag=tag, tensor=_copy(tensor))
 
     def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
         if source is not None:
@@ -415,7 +417,9 @@ class _Messages:
         who = self._ranks[source]
         number = self._hub.claim(self._group, who, self._me, tag)
         return _Receiving(
-            lambda: _fill(tensor, self._hub.receive(self._group, who, self._me, tag, number))
+            lambda: _fill(
+                tensor, self._hub.receive(self._group, who, to=self._me, tag=tag, number=number)
+            )
         )
 
 

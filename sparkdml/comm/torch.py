@@ -99,15 +99,22 @@ class TorchCommunicator(ComposedCommunicator):
                 )
             server = dist.distributed_c10d._get_default_store()
             store, alarm = fresh_prefix(server, world.rank), Alarm(server)
-            return cls(default_groups(), world.rank, world.size, store, alarm, world.interface)
+            return cls(
+                default_groups(),
+                world.rank,
+                world.size,
+                store=store,
+                alarm=alarm,
+                interface=world.interface,
+            )
         store, alarm = connect_store(world, arrival_timeout_seconds)
         return cls(
             init_default_group(store, world),
             world.rank,
             world.size,
-            store,
-            alarm,
-            world.interface,
+            store=store,
+            alarm=alarm,
+            interface=world.interface,
             on_close=dist.destroy_process_group,
         )
 
@@ -172,13 +179,20 @@ class TorchCommunicator(ComposedCommunicator):
         self._num_splits += 1
         store = PrefixStore(f"split/{self._num_splits}/{color}", self._store)
         rank, size = list(ranks).index(self.rank), len(ranks)
-        groups = make_groups(store, rank, size, self._groups, self._interface)
-        return TorchCommunicator(groups, rank, size, store, self._alarm, self._interface)
+        groups = make_groups(store, rank, size=size, kinds=self._groups, interface=self._interface)
+        return TorchCommunicator(
+            groups, rank, size=size, store=store, alarm=self._alarm, interface=self._interface
+        )
 
     @property
     def point_to_point(self) -> PointToPoint:
         return TorchMessages(
-            self._groups, self.rank, self.size, self._alarm, self._watch, self.traffic
+            self._groups,
+            self.rank,
+            size=self.size,
+            alarm=self._alarm,
+            watch=self._watch,
+            traffic=self.traffic,
         )
 
     def check(self) -> None:

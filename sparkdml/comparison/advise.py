@@ -160,7 +160,7 @@ def advise(
     if max_workers is not None:
         options = replace(options, num_workers=max_workers)
     began = time.monotonic()
-    found: list[Found] = launch(fit.spark, probe, options, fit.dataset, fit.feed)
+    found: list[Found] = launch(fit.spark, probe, options=options, data=fit.dataset, feed=fit.feed)
     return Advice(combine(found, time.monotonic() - began, probe.batch_size), schedule.epochs)
 
 

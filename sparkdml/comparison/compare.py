@@ -101,13 +101,13 @@ def compare(
     models: dict[str, TorchModel] = {}
     judged_on = df if on is None else on
     for name, changed in trained.items():
-        outcomes.append(_train(name, changed, df, judged_on, models))
+        outcomes.append(_train(name, changed, df=df, judged_on=judged_on, models=models))
     if not models:
         raise SparkDMLError("; ".join(f"{one.name}: {one.error}" for one in outcomes))
     if single:
         workers = max(one.workers for one in outcomes)
         alone._set(batchSize=workers * estimator.value("batchSize"))
-        outcomes.append(_train(SINGLE, alone, df, judged_on, models))
+        outcomes.append(_train(SINGLE, alone, df=df, judged_on=judged_on, models=models))
     return Comparison(_with_distances(outcomes, models), models)
 
 

@@ -145,7 +145,7 @@ def to_ragged(column: Column, values: pa.Array, batch: pa.RecordBatch) -> Ragged
     if elements.null_count:
         element = int(np.flatnonzero(elements.is_null().to_numpy(zero_copy_only=False))[0])
         raise _inner_null(column, batch, row_of(element))
-    array = _unnest(column, elements, batch, column.depth - 1, row_of)
+    array = _unnest(column, elements, batch=batch, depth=column.depth - 1, row_of=row_of)
     if array.dtype != column.dtype:
         array = array.astype(column.dtype)
     return RaggedArray(array, offsets)

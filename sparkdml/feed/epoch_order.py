@@ -104,7 +104,9 @@ class EpochOrder:
         max_rows = max(1, min(self._plan.max_window_rows, by_bytes))
         # Rows that are never drawn are looked at all the same.
         sizes = np.maximum(self._counts, self._row_counts)
-        return windows(self._plan.seed, self._epoch, self._shards, sizes, max_rows)
+        return windows(
+            self._plan.seed, self._epoch, shards=self._shards, counts=sizes, max_rows=max_rows
+        )
 
     def _rows(self, window: np.ndarray) -> Ints:
         """The row number of each draw of a window."""
@@ -119,7 +121,12 @@ class EpochOrder:
             starts = np.zeros_like(starts)
             starts[window] = np.cumsum(lengths) - lengths
         return window_order(
-            self._plan.seed, self._epoch, self._shards, starts, self._counts, window
+            self._plan.seed,
+            self._epoch,
+            shards=self._shards,
+            starts=starts,
+            counts=self._counts,
+            window=window,
         )
 
     def _shards_in(self, window: np.ndarray, order: Ints) -> Ints:

@@ -178,7 +178,9 @@ class Feed:
         batches = self._deliver(chunks)
         if self.plan.augment is None:
             return batches
-        return augmented(batches, self.plan.augment, self.plan.seed, place_of, self.device)
+        return augmented(
+            batches, self.plan.augment, seed=self.plan.seed, place_of=place_of, device=self.device
+        )
 
     def validation_batches(self, batch_size: int) -> Iterator[Batch]:
         """The held-out rows, always in the same order, each once."""
@@ -224,7 +226,7 @@ class Feed:
         shards, counts = self._training.layout()
         weights = self._training.draws()
         rate = rate_of(sum_over_ranks(weight_sums(shards, counts, weights)))
-        self._draws = Draws(self.plan.seed, rate, shards, counts, weights)
+        self._draws = Draws(self.plan.seed, rate, shards=shards, counts=counts, weights=weights)
         if not rate and self._training.num_rows:
             raise DataError(
                 f"samplingCol {self.plan.sampling!r} is 0 in every row that is trained on, so no "
@@ -326,7 +328,9 @@ class Feed:
         if self.plan.sampling is not None and self._draws is None:
             self.agree_on_draws()
         shuffled = self.is_shuffled(epoch, shuffle)
-        return EpochOrder(self.plan, self._training, epoch, shuffled, self._draws)
+        return EpochOrder(
+            self.plan, self._training, epoch=epoch, shuffled=shuffled, draws=self._draws
+        )
 
     def is_shuffled(self, epoch: int, shuffle: bool) -> bool:
         """Epoch 0 has the order of the stream, unless it is drawn from all rows."""

@@ -98,11 +98,18 @@ class LeaseTable:
             insort(self._free[owner], (start + length, stop))
             stop = start + length
         self.num_granted += stop - start
-        return self._lease(worker, owner, start, stop, now)
+        return self._lease(worker, owner, start=start, stop=stop, now=now)
 
     def _lease(self, worker: int, owner: int, start: int, stop: int, now: float) -> Lease:
         self._last_number += 1
-        lease = Lease(self._last_number, worker, owner, start, stop, now + self.lease_seconds)
+        lease = Lease(
+            self._last_number,
+            worker,
+            owner=owner,
+            start=start,
+            stop=stop,
+            deadline=now + self.lease_seconds,
+        )
         self._leases[lease.number] = lease
         return lease
 
@@ -114,8 +121,8 @@ class LeaseTable:
         lease = max(others, key=lambda one: (one.stop - one.start, -one.number))
         if lease.stop - lease.start > batch_rows:
             stop, lease.stop = lease.stop, lease.start + batch_rows
-            return self._lease(worker, lease.owner, lease.stop, stop, now)
-        backup = self._lease(worker, lease.owner, lease.start, lease.stop, now)
+            return self._lease(worker, lease.owner, start=lease.stop, stop=stop, now=now)
+        backup = self._lease(worker, lease.owner, start=lease.start, stop=lease.stop, now=now)
         backup.rival, lease.rival = lease.number, backup.number
         return backup
 

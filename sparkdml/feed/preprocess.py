@@ -132,7 +132,9 @@ class Preprocessor:
             depth, element = depth + 1, element.value_type
         ragged = bool(depth) and self._ragged_is_allowed
         kind = _numpy_type(name, element)
-        return to_values(Column(name, "array", kind, depth, ragged), values, given)
+        return to_values(
+            Column(name, "array", dtype=kind, depth=depth, ragged=ragged), values, given
+        )
 
     def _cast(self, name: str, values: np.ndarray | RaggedArray) -> np.ndarray | RaggedArray:
         content = values.values if isinstance(values, RaggedArray) else values

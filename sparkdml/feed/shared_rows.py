@@ -158,7 +158,9 @@ class SharedRows:
         """An owner's order of an epoch."""
         shuffled = self._feed.is_shuffled(epoch, shuffle)
         shelf = Shelf(self._cards[owner])
-        return PlacedOrder(EpochOrder(self._feed.plan, shelf, epoch, shuffled, None), position)
+        return PlacedOrder(
+            EpochOrder(self._feed.plan, shelf, epoch=epoch, shuffled=shuffled, draws=None), position
+        )
 
     def take(self, owner: int, rows: Ints) -> Arrays:
         """Some of an owner's rows by their numbers in its spool."""

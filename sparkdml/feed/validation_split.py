@@ -104,12 +104,19 @@ def _search(rows: DataFrame, column: str, fraction: float) -> dict[Any, Stratum]
     for value, buckets in _count(rows, 0, None, column).items():
         num_rows = sum(bucket.num_rows for bucket in buckets)
         held_out = math.floor(fraction * num_rows + 0.5)
-        _narrow(value, _Search(0, held_out, num_rows, held_out), buckets, 0, found, open_)
+        _narrow(
+            value,
+            _Search(0, held_out, num_rows, held_out),
+            buckets=buckets,
+            bits=0,
+            found=found,
+            open_=open_,
+        )
     bits = BITS_PER_ROUND
     while open_ and sum(search.num_rows for search in open_.values()) > MAX_KEYS and bits < 54:
         wanted, open_ = open_, {}
         for value, buckets in _count(rows, bits, wanted, column).items():
-            _narrow(value, wanted[value], buckets, bits, found, open_)
+            _narrow(value, wanted[value], buckets=buckets, bits=bits, found=found, open_=open_)
         bits += BITS_PER_ROUND
     if open_:
         found.update(_look(rows, bits, open_))

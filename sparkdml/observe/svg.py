@@ -99,12 +99,12 @@ def mark(
     # Hollow ones are filled with next to nothing, so that all of them answer to the pointer.
     hollow = f'stroke="{colour}" stroke-width="1.6" fill="{colour}" fill-opacity=".01"'
     inside = r - 0.8
-    ring = _box(begin, end, y, inside, inside, hollow)
+    ring = _box(begin, end, y=y, r=inside, corner=inside, paint=hollow)
     shapes = {
-        "checkpoint": _box(begin, end, y, r, r, f'fill="{colour}"'),
+        "checkpoint": _box(begin, end, y=y, r=r, corner=r, paint=f'fill="{colour}"'),
         "pruned": ring,
-        "root": ring + _box(begin, end, y, r * 0.42, r, f'fill="{colour}"'),
-        "final": _box(begin, end, y, r, 1.5, f'fill="{colour}"'),
+        "root": ring + _box(begin, end, y=y, r=r * 0.42, corner=r, paint=f'fill="{colour}"'),
+        "final": _box(begin, end, y=y, r=r, corner=1.5, paint=f'fill="{colour}"'),
     }
     return f"<g>{title}{shapes[shape]}</g>"
 

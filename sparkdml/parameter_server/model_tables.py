@@ -88,7 +88,9 @@ class ServedTables:
                 client.push(stretch.name, own, weight=weight, mark=mark)
             else:
                 touched = own.ne(0).any(1).nonzero().view(-1)
-                client.push(stretch.name, own[touched], touched.cpu(), weight, mark)
+                client.push(
+                    stretch.name, own[touched], rows=touched.cpu(), weight=weight, mark=mark
+                )
 
     def pull(self, client: WorkerClient, out: Tensor) -> list[PartsTicket[Tensor]]:
         return [client.pull(one.name, out=one.view(out)) for one in self._stretches]

@@ -94,7 +94,7 @@ class Table:
             raise ParameterError("tensor", f"of shape {tuple(tensor.shape)}", "not empty")
         width = math.prod(tensor.shape[1:]) if rows else 1
         part_rows = max(1, part_bytes // (width * tensor.element_size()))
-        return cls(name, tuple(tensor.shape), tensor.dtype, rows, part_rows)
+        return cls(name, tuple(tensor.shape), dtype=tensor.dtype, by_row=rows, part_rows=part_rows)
 
     @cached_property
     def number(self) -> int:

@@ -50,7 +50,9 @@ class Place:
         return Place(self.epoch, self.rows - self.last_rows, self.step - self.last_steps)
 
     def after(self, rows: int, steps: int) -> Place:
-        return Place(self.epoch, self.rows + rows, self.step + steps, rows, steps)
+        return Place(
+            self.epoch, self.rows + rows, step=self.step + steps, last_rows=rows, last_steps=steps
+        )
 
 
 def nowhere(num_workers: int) -> Tensor:

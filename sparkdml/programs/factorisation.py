@@ -85,7 +85,11 @@ class Factors:
         wanted_users, users = np.unique(user, return_inverse=True)
         wanted_items, items = np.unique(item, return_inverse=True)
         return predict(
-            self.users.get(wanted_users), self.items.get(wanted_items), users, items, self.mean
+            self.users.get(wanted_users),
+            self.items.get(wanted_items),
+            user=users,
+            item=items,
+            mean=self.mean,
         )
 
 
@@ -123,11 +127,27 @@ def factorise(
         raise DataError("ratings must be finite: there is a NaN or an infinity among them")
     user, item, own = deal(comm, user % comm.size, user, item, rating.astype(np.float32))
     users, items = (
-        MatrixTable(store, f"{name}.{what}", num_rows, rank + 1, -(-num_rows // comm.size))
+        MatrixTable(
+            store,
+            f"{name}.{what}",
+            num_rows=num_rows,
+            width=rank + 1,
+            max_rows_held=-(-num_rows // comm.size),
+        )
         for what, num_rows in zip(("users", "items"), shape, strict=True)
     )
     mean = float(total / count)
-    program = Factorisation(users, items, user, item, own, comm.rank, comm.size, mean, **options)
+    program = Factorisation(
+        users,
+        items,
+        user=user,
+        item=item,
+        rating=own,
+        worker=comm.rank,
+        num_workers=comm.size,
+        mean=mean,
+        **options,
+    )
     run_program(program, comm)
     users.max_rows_held = items.max_rows_held = None  # it is over: a reader may want them all
     return Factors(users, items, mean, program.errors)
@@ -212,12 +232,12 @@ class Factorisation(Program):
                 squares += sgd_batch(
                     self._users,
                     items,
-                    user,
-                    item,
-                    rating,
-                    self._mean,
-                    learning_rate,
-                    self._regularisation,
+                    user=user,
+                    item=item,
+                    rating=rating,
+                    mean=self._mean,
+                    learning_rate=learning_rate,
+                    regularisation=self._regularisation,
                 )
         return torch.tensor([squares, block.num_ratings], dtype=torch.float64)
 

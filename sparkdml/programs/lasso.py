@@ -61,7 +61,7 @@ def fit_lasso(
         raise DataError("no worker has a row")
     y_mean, x_means = y_sum / count, np.asarray(x_sums) / count
     table = MatrixTable(store, name, x.shape[1], 1)
-    program = Lasso(table, x - x_means, y - y_mean, int(count), alpha, **options)
+    program = Lasso(table, x - x_means, y=y - y_mean, num_rows=int(count), alpha=alpha, **options)
     run_program(program, comm)
     coefficients = table.blocks(4 * program.width)
     return table, float(y_mean - sum(x_means[rows] @ part[:, 0] for rows, part in coefficients))

@@ -144,26 +144,30 @@ def fit_lda(
     kept = rows_of_block(comm.rank, comm.size, num_documents)
     block = -(-vocabulary_size // comm.size)
     words, sums = (
-        MatrixTable(store, f"{name}.{what}", vocabulary_size, num_topics, block)
+        MatrixTable(
+            store, f"{name}.{what}", num_rows=vocabulary_size, width=num_topics, max_rows_held=block
+        )
         for what in ("words", "sums")
     )
     topics = MatrixTable(store, f"{name}.topics", 1, num_topics)
     program = LDA(
         words,
         sums,
-        topics,
-        place_in_block(document, comm.size),
-        word,
-        len(kept),
-        comm.rank,
-        comm.size,
+        topics=topics,
+        document=place_in_block(document, comm.size),
+        word=word,
+        num_documents=len(kept),
+        worker=comm.rank,
+        num_workers=comm.size,
         beta=beta,
         **options,
     )
     run_program(program, comm)
     words.max_rows_held = sums.max_rows_held = None  # it is over: a reader may want them all
     num_sums = program.num_samples * comm.size  # a block is held by every worker in each sweep
-    return Topics(words, sums, kept, program.documents, num_sums, beta)
+    return Topics(
+        words, sums, documents=kept, document_topics=program.documents, num_sums=num_sums, beta=beta
+    )
 
 
 class LDA(Program):
@@ -267,14 +271,14 @@ class LDA(Program):
             block.topics[place] = sample_batch(
                 self.documents,
                 words,
-                topics,
-                document,
-                word,
-                block.topics[place],
-                self._alpha,
-                self._beta,
-                self._words.num_rows,
-                dice,
+                topics=topics,
+                document=document,
+                word=word,
+                topic=block.topics[place],
+                alpha=self._alpha,
+                beta=self._beta,
+                vocabulary_size=self._words.num_rows,
+                dice=dice,
             )
 
     def pull(self, works: Sequence[Tensor], parts: Sequence[Tensor]) -> None:

@@ -109,10 +109,10 @@ def run(
             return launch(
                 session,
                 fn,
-                options,
-                data,
-                feed,
-                all_observers.handle,
+                options=options,
+                data=data,
+                feed=feed,
+                on_event=all_observers.handle,
                 make_service=find_service(fn),
             )
     place = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
@@ -122,16 +122,16 @@ def run(
     known = describe_data(data) if isinstance(data, DataFrame) else {}
     with (
         Observers(observers) as all_observers,
-        open_run(place, session, plan, known, all_observers.handle) as run_,
+        open_run(place, session, plan=plan, data=known, on_event=all_observers.handle) as run_,
     ):
         return launch(
             session,
             fn,
-            options,
-            data,
-            feed,
-            all_observers.handle,
-            run_,
+            options=options,
+            data=data,
+            feed=feed,
+            on_event=all_observers.handle,
+            run=run_,
             make_service=find_service(fn),
         )
 

@@ -67,12 +67,12 @@ class Downpour(ParameterServer):
         evaluator: bool = False,
     ) -> None:
         super().__init__(
-            num_servers,
-            TAP(),
-            replication,
-            updater,
-            encrypted,
-            timeout_seconds,
+            num_servers=num_servers,
+            consistency=TAP(),
+            replication=replication,
+            updater=updater,
+            encrypted=encrypted,
+            timeout_seconds=timeout_seconds,
             evaluator=evaluator,
         )
         for name, value, least in (

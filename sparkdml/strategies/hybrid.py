@@ -68,11 +68,11 @@ class Hybrid(ParameterServer):
         if backend not in BACKENDS:
             raise ParameterError("backend", backend, f"one of {', '.join(map(repr, BACKENDS))}")
         super().__init__(
-            num_servers,
-            TAP() if consistency is None else consistency,
-            replication,
-            updater,
-            encrypted,
+            num_servers=num_servers,
+            consistency=TAP() if consistency is None else consistency,
+            replication=replication,
+            updater=updater,
+            encrypted=encrypted,
             timeout_seconds=timeout_seconds,
         )
         self.group_size, self.backend = group_size, backend

@@ -105,7 +105,7 @@ class RankCheckpoints:
         later: Callable[[], State],
     ) -> None:
         def put(rank: int | None, part: State) -> None:
-            saved = Saved(step, kind, self._size, global_batch, self._plan)
+            saved = Saved(step, kind, size=self._size, global_batch=global_batch, plan=self._plan)
             self._shared.put(saved, rank, part)
 
         own = {name: entry for name, entry in state.items() if entry.rule != "replicated"}

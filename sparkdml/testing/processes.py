@@ -83,7 +83,14 @@ class ProcessTrainer:
     ) -> list[Trained]:
         resumed = None if checkpoints is None else checkpoints.newest
         seats = RankAssignment(
-            strategy_of, plan, schedule, parts, held_out, callbacks, seed, resumed=resumed
+            strategy_of,
+            plan,
+            schedule=schedule,
+            parts=parts,
+            held_out=held_out,
+            callbacks=callbacks,
+            seed=seed,
+            resumed=resumed,
         )
         every = None if checkpoints is None else checkpoints.every
         with served(strategy_of().driver_service(len(parts))) as place:
@@ -161,7 +168,13 @@ def served(driver_service: DriverService | None) -> Iterator[ServiceAddress]:
         )
 
     token = secrets.token_hex()
-    endpoint = ControlServer("127.0.0.1", token, 60.0, lambda rank, event: None, answer)
+    endpoint = ControlServer(
+        "127.0.0.1",
+        token,
+        beat_timeout_seconds=60.0,
+        on_event=lambda rank, event: None,
+        answer=answer,
+    )
     try:
         yield ServiceAddress(endpoint.port, token)
     finally:

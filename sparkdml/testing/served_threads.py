@@ -123,13 +123,17 @@ def train_served(
     def work(peer: TaskIdentity, comm: Communicator | None = None) -> Training:
         rank, own = peer.rank, None
         if checkpoints is not None:
-            own = RankCheckpoints(checkpoints, resumed, rank, size, schedule)
+            own = RankCheckpoints(checkpoints, resumed, rank=rank, size=size, schedule=schedule)
         held = held_out[rank] if held_out else None
-        context = ServedContext(run, peer, size, parts[rank], held, own)
+        context = ServedContext(
+            run, peer, size=size, rows=parts[rank], held_out=held, checkpoint=own
+        )
         if comm is not None:
             context.comm = context.gang = comm
             context.world = World(rank, size, ("here",) * size)
-        return train_rank(context, strategy_of(), plan, schedule, callbacks, seed)
+        return train_rank(
+            context, strategy_of(), plan=plan, schedule=schedule, callbacks=callbacks, seed=seed
+        )
 
     def join_gang(comm: Communicator) -> Training:
         done: Training = run.do("worker", comm.rank, partial(work, comm=comm))
@@ -137,8 +141,16 @@ def train_served(
 
     def help_out(role: Role, peer: TaskIdentity) -> None:
         held = join(held_out or ()) if role.reads == "validation" else None
-        context = ServedContext(run, peer, role.count, {}, held)
-        train_rank(context, strategy_of(), plan, schedule, (), seed, peer.role)
+        context = ServedContext(run, peer, size=role.count, rows={}, held_out=held)
+        train_rank(
+            context,
+            strategy_of(),
+            plan=plan,
+            schedule=schedule,
+            callbacks=(),
+            seed=seed,
+            role=peer.role,
+        )
 
     others = [(role, rank) for role in roles[1:] for rank in range(role.count)]
     with ThreadPoolExecutor(size + len(others)) as pool:

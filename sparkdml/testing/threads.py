@@ -176,14 +176,14 @@ def train_on_threads(
     run = RankAssignment(
         strategy_of,
         plan,
-        schedule,
-        parts,
-        held_out,
-        callbacks,
-        seed,
-        checkpoints,
-        None if checkpoints is None else checkpoints.newest,
-        strategy_of().driver_service(len(parts)),
+        schedule=schedule,
+        parts=parts,
+        held_out=held_out,
+        callbacks=callbacks,
+        seed=seed,
+        checkpoints=checkpoints,
+        resumed=None if checkpoints is None else checkpoints.newest,
+        driver_service=strategy_of().driver_service(len(parts)),
     )
     return run_threads(run.count, run.train)[: len(parts)]
 
@@ -218,14 +218,31 @@ class RankAssignment:
         strategy, plan, schedule = self.strategy_of(), self.plan, self.schedule
         if role.reads == "none":
             context = ThreadContext(comm, {}, gang=gang)
-            return train_rank(context, strategy, plan, schedule, (), self.seed, role.name)
+            return train_rank(
+                context,
+                strategy,
+                plan=plan,
+                schedule=schedule,
+                callbacks=(),
+                seed=self.seed,
+                role=role.name,
+            )
         own = None
         if self.checkpoints is not None:
-            own = RankCheckpoints(self.checkpoints, self.resumed, rank, comm.size, schedule)
+            own = RankCheckpoints(
+                self.checkpoints, self.resumed, rank=rank, size=comm.size, schedule=schedule
+            )
         held = self.held_out[rank] if self.held_out else None
-        context = ThreadContext(comm, self.parts[rank], held, own, gang)
+        context = ThreadContext(comm, self.parts[rank], held_out=held, checkpoint=own, gang=gang)
         context.driver_service = self.driver_service
-        return train_rank(context, strategy, plan, schedule, self.callbacks, self.seed)
+        return train_rank(
+            context,
+            strategy,
+            plan=plan,
+            schedule=schedule,
+            callbacks=self.callbacks,
+            seed=self.seed,
+        )
 
 
 _building = threading.Lock()  # threads share torch's random state
@@ -245,7 +262,7 @@ def train_rank(
         torch.manual_seed(seed)
         task = Task(plan, torch.device("cpu"))
     own = callbacks() if callable(callbacks) else callbacks
-    training = Training(context, task, schedule, own, strategy)
+    training = Training(context, task, schedule=schedule, callbacks=own, strategy=strategy)
     strategy.run(role, training)
     return training
 

@@ -60,10 +60,12 @@ class Contribution:
                 else torch.maximum(tensor, other.state[name])
                 for name, tensor in self.state.items()
             },
-            _add_epochs(self.epochs, other.epochs),
-            min(filter(None, (self.first_step_time, other.first_step_time)), default=0.0),
-            self.stopped or other.stopped,
-            self.output_shape or other.output_shape,
+            epochs=_add_epochs(self.epochs, other.epochs),
+            first_step_time=min(
+                filter(None, (self.first_step_time, other.first_step_time)), default=0.0
+            ),
+            stopped=self.stopped or other.stopped,
+            output_shape=self.output_shape or other.output_shape,
         )
 
     @property
@@ -91,10 +93,10 @@ def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
     contribution = Contribution(
         rows,
         state,
-        tuple(epochs),
-        training.first_step_time,
-        training.stopped,
-        task.forward.output_shape,
+        epochs=tuple(epochs),
+        first_step_time=training.first_step_time,
+        stopped=training.stopped,
+        output_shape=task.forward.output_shape,
     )
     if training.ctx.size > 1:
         # It leaves as the task's result, behind all that training tells of itself.

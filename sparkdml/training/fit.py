@@ -116,7 +116,14 @@ class Fit:
         self, checkpoints: Checkpoints, on_event: OnEvent, replay_from: Manifest | None = None
     ) -> AbstractContextManager[CheckpointedRun]:
         data = describe_data(self.dataset)
-        return open_run(checkpoints, self.spark, self.describe(), data, on_event, replay_from)
+        return open_run(
+            checkpoints,
+            self.spark,
+            plan=self.describe(),
+            data=data,
+            on_event=on_event,
+            replay_from=replay_from,
+        )
 
     def launch(
         self,
@@ -129,14 +136,14 @@ class Fit:
         return launch(
             self.spark,
             job,
-            options,
-            self.dataset,
-            self.feed,
-            on_event,
-            run,
-            self._roles,
-            self.job.strategy.driver_service,
-            merge,
+            options=options,
+            data=self.dataset,
+            feed=self.feed,
+            on_event=on_event,
+            run=run,
+            roles_of=self._roles,
+            make_service=self.job.strategy.driver_service,
+            merge=merge,
         )
 
     def describe(self) -> dict[str, str]:

@@ -67,7 +67,9 @@ class TrainingJob:
 
     def train(self, ctx: Context) -> Training:
         task = Task(self.task, ctx.device)
-        training = Training(ctx, task, self.schedule, self.callbacks, self.strategy)
+        training = Training(
+            ctx, task, schedule=self.schedule, callbacks=self.callbacks, strategy=self.strategy
+        )
         self.strategy.run(ctx.plan.role.name, training)
         return training
 

@@ -77,7 +77,9 @@ class MetricObjects:
         for name, metric in self._metrics.items():
             merged = copy.deepcopy(metric)
             for key, reduction in merged._reductions.items():
-                setattr(merged, key, _reduce(merged, name, key, reduction, ranks))
+                setattr(
+                    merged, key, _reduce(merged, name, key=key, reduction=reduction, ranks=ranks)
+                )
             merged._update_count, merged._computed = 1, None
             row.update(_by_name(name, merged.compute()))
         return row

@@ -70,7 +70,13 @@ class Objective:
                 return values, self._known_weight(targets, num_rows)
             by_row = values.reshape(num_rows, -1).sum(dim=1)
             return (by_row * weights).sum(), self._known_row_weights(targets, num_rows, weights)
-        return sum_rows(self._loss(outputs, targets), num_rows, weights, self.is_sum, "loss")
+        return sum_rows(
+            self._loss(outputs, targets),
+            num_rows,
+            weights=weights,
+            is_sum=self.is_sum,
+            parameter="loss",
+        )
 
     def _known_weight(self, targets: Tensor, num_rows: int) -> Tensor | float:
         """What the mean of torch's own loss divides by."""

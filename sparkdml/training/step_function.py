@@ -82,13 +82,17 @@ class StepResult:
         if isinstance(losses, Mapping):
             self._check_losses(losses, plan)
             pairs = {
-                name: sum_rows(loss, num_rows, weights, False, f"step's loss {name!r}")
+                name: sum_rows(
+                    loss, num_rows, weights=weights, is_sum=False, parameter=f"step's loss {name!r}"
+                )
                 for name, loss in losses.items()
             }
             self.sums = {name: pair[0] for name, pair in pairs.items()}
             self.weights = {name: pair[1] for name, pair in pairs.items()}
         else:
-            self.sums, weight = sum_rows(losses, num_rows, weights, False, "step")
+            self.sums, weight = sum_rows(
+                losses, num_rows, weights=weights, is_sum=False, parameter="step"
+            )
             # One loss for all: every optimizer moves by it.
             self.weights = dict.fromkeys(plan.loss_names or ("",), weight)
         self.metrics = self._sum_metrics(values, plan, num_rows)

@@ -63,7 +63,9 @@ class Exchange:
 
     def __init__(self, segment: Segment, rank: int, size: int, check: Callable[[], None]) -> None:
         self._segment, self._rank, self.size = segment, rank, size
-        self._signals = Signals(segment.address, rank, size, segment.has_left, check)
+        self._signals = Signals(
+            segment.address, rank, size=size, has_left=segment.has_left, check=check
+        )
         self._turn = 0
         self._views: dict[tuple[torch.dtype, int, int], list[Tensor]] = {}
         notes_at, places_at = _notes_at(size), _places_at(size)

@@ -30,7 +30,9 @@ class TracedWork:
         self._work.wait()
         self._work = None
         args = {"bytes": self._bytes}
-        self._spans.add(COMMUNICATION, self._name, self._begin, perf_counter_ns(), args)
+        self._spans.add(
+            COMMUNICATION, self._name, begin=self._begin, end=perf_counter_ns(), args=args
+        )
 
 
 class TracedCommunicator(Communicator):
@@ -51,14 +53,14 @@ class TracedCommunicator(Communicator):
     def _record(self, name: str, begin: int, tensors: Sequence[Tensor]) -> None:
         if self._spans.recording:
             args = {"bytes": sum(tensor.nbytes for tensor in tensors)}
-            self._spans.add(COMMUNICATION, name, begin, perf_counter_ns(), args)
+            self._spans.add(COMMUNICATION, name, begin=begin, end=perf_counter_ns(), args=args)
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
         if not self._spans.recording:
             return self._inner.allreduce_async_(tensor, op)
         begin = perf_counter_ns()
         work = self._inner.allreduce_async_(tensor, op)
-        return TracedWork(work, self._spans, "allreduce", begin, tensor.nbytes)
+        return TracedWork(work, self._spans, name="allreduce", begin=begin, num_bytes=tensor.nbytes)
 
     def allreduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         begin = perf_counter_ns()
@@ -150,7 +152,7 @@ class TracedMessages:
     def _record(self, name: str, begin: int, tensor: Tensor, peer: int) -> None:
         if self._spans.recording:
             args = {"bytes": tensor.nbytes, "peer": peer}
-            self._spans.add(COMMUNICATION, name, begin, perf_counter_ns(), args)
+            self._spans.add(COMMUNICATION, name, begin=begin, end=perf_counter_ns(), args=args)
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         begin = perf_counter_ns()
@@ -168,11 +170,11 @@ class TracedMessages:
         work = self._inner.isend(tensor, to, tag)
         if not self._spans.recording:
             return work
-        return TracedWork(work, self._spans, "send", begin, tensor.nbytes)
+        return TracedWork(work, self._spans, name="send", begin=begin, num_bytes=tensor.nbytes)
 
     def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
         begin = perf_counter_ns()
         work = self._inner.irecv_(tensor, source, tag)
         if not self._spans.recording:
             return work
-        return TracedWork(work, self._spans, "receive", begin, tensor.nbytes)
+        return TracedWork(work, self._spans, name="receive", begin=begin, num_bytes=tensor.nbytes)

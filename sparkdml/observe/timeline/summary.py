@@ -138,9 +138,9 @@ def find_costs(ranks: Mapping[int, Rank], wall: float) -> list[Cost]:
             Cost(
                 name,
                 total / len(ranks) / wall,
-                total / len(ranks) / 1e6,
-                worst,
-                times.get(worst, 0.0) / wall,
+                seconds=total / len(ranks) / 1e6,
+                worst_rank=worst,
+                worst_share=times.get(worst, 0.0) / wall,
             )
         )
     return sorted((cost for cost in costs if cost.share > 0), key=lambda cost: -cost.share)

@@ -79,7 +79,7 @@ class WorkerClient(Client):
         updater: Updater | None = None,
         exact: bool = False,
     ) -> None:
-        self._book.init(name, tensor, rows, updater, exact)
+        self._book.init(name, tensor, rows=rows, updater=updater, exact=exact)
 
     def set_optimizer(self, updater: Updater, names: Sequence[str] | None = None) -> None:
         self._book.set_updater(updater, names)
@@ -137,7 +137,13 @@ class WorkerClient(Client):
         all_parts = self._config.consistency.aggregates and not updater.additive
         if self._update_filter is not None and not exact:
             named, matrix = self._update_filter.sift(
-                table, value, indexes, updater, weight, self._clock, self._reads.last(table)
+                table,
+                value,
+                rows=indexes,
+                updater=updater,
+                weight=weight,
+                clock=self._clock,
+                seen=self._reads.last(table),
             )
             entries = cut_rows(table, named, matrix, all_parts)
         elif indexes is None:
@@ -171,7 +177,9 @@ class WorkerClient(Client):
         def finish() -> Tensor:
             with self._lock:
                 if stamps:
-                    self._reads.read(table, indexes, gathering.out, min(stamps), ticket)
+                    self._reads.read(
+                        table, indexes, out=gathering.out, stamp=min(stamps), read=ticket
+                    )
                     stamps.clear()  # from now on the tensor is the caller's
             return gathering.out
 

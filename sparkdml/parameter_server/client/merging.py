@@ -56,7 +56,7 @@ class MergingClient(Client):
     ) -> None:
         self._tables[name] = Table.of(name, tensor, rows)
         if self._client is not None:
-            self._client.init(name, tensor, rows, updater, exact)
+            self._client.init(name, tensor, rows=rows, updater=updater, exact=exact)
         self._comm.barrier()
 
     def push(

@@ -166,10 +166,10 @@ class Sender:
                     Outbox(
                         self._context,
                         member.address,
-                        self.own,
-                        member.number,
-                        self._config.key,
-                        self._stats.dropped,
+                        own=self.own,
+                        server=member.number,
+                        key=self._config.key,
+                        dropped=self._stats.dropped,
                     )
                 )
                 self._watcher.add(self._connections[seat].outbox.socket)

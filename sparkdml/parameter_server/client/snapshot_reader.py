@@ -120,7 +120,12 @@ class SnapshotReader:
         for seat, member in self._view.servers.items():
             if seat not in self._outboxes:
                 self._outboxes[seat] = Outbox(
-                    self._context, member.address, self._own, member.number, self._key, self.dropped
+                    self._context,
+                    member.address,
+                    own=self._own,
+                    server=member.number,
+                    key=self._key,
+                    dropped=self.dropped,
                 )
                 self._watcher.add(self._outboxes[seat].socket)
 

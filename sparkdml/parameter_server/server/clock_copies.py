@@ -60,7 +60,7 @@ class ClockCopies:
             if clock < lowest:
                 answer.status = Status.LATE
                 return
-            copy = self._begin(answer.key, sender, shard, clock, now)
+            copy = self._begin(answer.key, sender, shard=shard, clock=clock, now=now)
         copy.asked_at = now
         is_at_rest = self._is_at_rest(shard, sessions)
         if copy.shard is None and is_at_rest:
@@ -124,4 +124,6 @@ class ClockCopies:
 def copy_of(shard: Shard) -> Shard:
     """With what its updater remembers, so that further pushes can be applied to it."""
     slots = {name: slot.clone() for name, slot in shard.slots.items()}
-    return Shard(shard.table, shard.part, shard.updater, shard.values.clone(), slots)
+    return Shard(
+        shard.table, shard.part, updater=shard.updater, values=shard.values.clone(), slots=slots
+    )

@@ -56,15 +56,20 @@ class ServerNode:
         self._replicator = Replicator(
             seat,
             self._inbox.own,
-            config.key,
-            self._context,
-            self._watcher,
-            self._shards,
-            self.stats,
-            self._look_again,
+            key=config.key,
+            context=self._context,
+            watcher=self._watcher,
+            shards=self._shards,
+            stats=self.stats,
+            look_again=self._look_again,
         )
         self._request_handler = RequestHandler(
-            config, self._shards, self._clocks, self._replicator, self.stats, self._answer
+            config,
+            self._shards,
+            clocks=self._clocks,
+            replicator=self._replicator,
+            stats=self.stats,
+            send=self._answer,
         )
         self._advanced_at = (0, 0, 0)
         self._news = threading.Event()  # ask the membership now

@@ -9,7 +9,8 @@ to its worker when all of them have it. All messages carry the generation that t
   from its first moment a primary of the old generation gets nothing acknowledged any more.
 
 (Alsberg and Day 1976; the generations are the views of Oki and Liskov 1988.) The enumeration in
-tests/parameter_server/server/test_failover_model.py goes through all orders of small cases of these rules.
+tests/parameter_server/server/test_failover_model.py goes through all orders of small cases of
+these rules.
 """
 
 from __future__ import annotations

@@ -89,10 +89,10 @@ class Replicator:
                 self._outboxes[seat] = Outbox(
                     self._context,
                     member.address,
-                    self._own,
-                    member.number,
-                    self._key,
-                    self._stats.dropped,
+                    own=self._own,
+                    server=member.number,
+                    key=self._key,
+                    dropped=self._stats.dropped,
                 )
                 self._watcher.add(self._outboxes[seat].socket)
         self._queue.clear()

@@ -210,7 +210,12 @@ class RequestHandler:
             if isinstance(shard, Shard):
                 wants_values = bool(message.flags & FETCH)
                 self.copies.answer(
-                    answer, message.sender, shard, message.clock, self.sessions, wants_values
+                    answer,
+                    message.sender,
+                    shard=shard,
+                    clock=message.clock,
+                    sessions=self.sessions,
+                    wants_values=wants_values,
                 )
             else:
                 answer.status = shard

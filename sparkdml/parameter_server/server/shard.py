@@ -90,12 +90,12 @@ class Shard:
         return Push(
             entry.session,
             entry.worker,
-            entry.number,
-            entry.clock,
-            entry.weight,
-            rows,
-            values,
-            entry.mark,
+            number=entry.number,
+            clock=entry.clock,
+            weight=entry.weight,
+            rows=rows,
+            values=values,
+            mark=entry.mark,
         )
 
     def take(self, push: Push, keep: bool, stand_in: bool = False) -> None:

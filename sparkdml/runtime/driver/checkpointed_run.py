@@ -47,7 +47,15 @@ def open_run(
         settings = preflight.read_settings(cluster.setting)
         preflight.check_relay(settings, access.needs_relay, access.url)
         host = cluster.driver_host()
-        run = CheckpointedRun(checkpoints, access, plan, data, host, on_event, replay_from)
+        run = CheckpointedRun(
+            checkpoints,
+            access,
+            plan=plan,
+            data=data,
+            host=host,
+            on_event=on_event,
+            replay_from=replay_from,
+        )
         try:
             yield run
         finally:
@@ -197,11 +205,11 @@ class CheckpointedRun:
             self._committer = Committer(
                 self._archive,
                 submission,
-                start,
-                self.checkpoints.keep,
-                self.plan,
-                dict(self.data),
-                self._committed,
+                parent=start,
+                keep=self.checkpoints.keep,
+                plan=self.plan,
+                data=dict(self.data),
+                on_commit=self._committed,
             )
         return plan
 

@@ -254,11 +254,11 @@ class ControlServer:
         member = Member(
             str(hello["role"]),
             int(hello["rank"]),
-            str(hello["host"]),
-            int(hello["pid"]),
-            time.monotonic(),
-            int(hello.get("attempt", 0)),
-            hello.get("task_id"),
+            host=str(hello["host"]),
+            pid=int(hello["pid"]),
+            last_beat=time.monotonic(),
+            attempt=int(hello.get("attempt", 0)),
+            task_id=hello.get("task_id"),
         )
         with self._lock:
             before = self.members.get((member.role, member.rank))

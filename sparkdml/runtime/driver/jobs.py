@@ -69,7 +69,11 @@ class ArrowJob:
         count = plan.role.count
         missing = [rank for rank in range(count) if rank not in plan.spools]
         return shard_dataframe(
-            source, plan.feed, count, missing if plan.spools else None, num_partitions
+            source,
+            plan.feed,
+            num_workers=count,
+            ranks=missing if plan.spools else None,
+            num_partitions=num_partitions,
         )
 
     def collect(self) -> Parts:
@@ -122,4 +126,10 @@ def make_job(
     if plan.source == "rows":
         assert merge is None, "results over an RDD come home one by one"
         return RowsJob(cast("RDD[Any]", data), plan, body, profile)
-    return ArrowJob(spark if data is None else cast("DataFrame", data), plan, body, profile, merge)
+    return ArrowJob(
+        spark if data is None else cast("DataFrame", data),
+        plan,
+        body=body,
+        profile=profile,
+        merge=merge,
+    )

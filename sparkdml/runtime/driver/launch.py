@@ -57,7 +57,13 @@ def recover(
     while True:
         num_workers = count_workers(restarted)
         excuses = len(run.rejected) + spools.num_losses
-        plan = _begin(run, num_workers, restarted, restarts, patience_seconds)
+        plan = _begin(
+            run,
+            num_workers,
+            restarted=restarted,
+            restarts=restarts,
+            patience_seconds=patience_seconds,
+        )
         try:
             results = submit(num_workers, plan)
         except Exception as error:
@@ -166,17 +172,17 @@ def launch(
         return Submission(
             spark,
             cluster,
-            body,
-            roles_of(count),
-            options,
-            data,
-            feed,
-            on_event,
-            run,
-            checkpoint,
-            spools,
-            make_service(count),
-            merge,
+            body=body,
+            roles=roles_of(count),
+            options=options,
+            data=data,
+            feed=feed,
+            on_event=on_event,
+            run=run,
+            checkpoint=checkpoint,
+            spools=spools,
+            driver_service=make_service(count),
+            merge=merge,
         ).wait()
 
     if run is None:
@@ -186,11 +192,11 @@ def launch(
         return recover(
             run,
             submit,
-            count_workers,
-            options.max_restarts,
-            on_event,
-            spools,
-            options.replacement_seconds,
+            count_workers=count_workers,
+            max_restarts=options.max_restarts,
+            on_event=on_event,
+            spools=spools,
+            patience_seconds=options.replacement_seconds,
         )
     finally:
         spools.remove_left(spark, cluster.shares_disks)

@@ -197,7 +197,16 @@ def wait_for_slots(
     deadline = time.monotonic() + (0 if is_local(sc) else timeout_seconds)
     while (slots := count_slots(sc, resources, profile)) < (needed or 1):
         if time.monotonic() >= deadline:
-            raise NotEnoughSlots(_too_few(sc, needed or 1, slots, resources, timeout_seconds, who))
+            raise NotEnoughSlots(
+                _too_few(
+                    sc,
+                    needed or 1,
+                    slots=slots,
+                    resources=resources,
+                    timeout_seconds=timeout_seconds,
+                    who=who,
+                )
+            )
         time.sleep(0.2)
     return needed if needed is not None else slots
 

@@ -90,9 +90,9 @@ class Slots:
         slots = self._cluster.wait_for_replacements(
             wanted,
             num_slots(self._roles_of(min(options.min_workers, first_count))),
-            resources,
-            self._cluster.task_profile(resources),
-            options.replacement_seconds,
+            resources=resources,
+            profile=self._cluster.task_profile(resources),
+            timeout_seconds=options.replacement_seconds,
         )
         return first_count if slots >= wanted else most_workers(self._roles_of, slots)
 
@@ -101,8 +101,8 @@ class Slots:
         return self._cluster.wait_for_slots(
             needed,
             resources,
-            self._cluster.task_profile(resources),
-            self._options.slot_timeout,
-            None if plain else describe(roles),
-            self.has_gang,
+            profile=self._cluster.task_profile(resources),
+            timeout_seconds=self._options.slot_timeout,
+            who=None if plain else describe(roles),
+            gang=self.has_gang,
         )

@@ -161,7 +161,12 @@ class Submission:
         self._jobs: list[RoleJob] = []
         self._guest = driver_service if isinstance(driver_service, SharedService) else None
         dispatcher = Dispatcher(
-            jobs, on_event, lambda: self._jobs[0].job.facts(), run, spools, driver_service
+            jobs,
+            on_event,
+            read_facts=lambda: self._jobs[0].job.facts(),
+            run=run,
+            spools=spools,
+            driver_service=driver_service,
         )
         host = cluster.driver_host()
         token = secrets.token_urlsafe(32)
@@ -171,12 +176,12 @@ class Submission:
         self._control_server = ControlServer(
             host,
             token,
-            options.heartbeat_timeout,
-            dispatcher.event,
-            dispatcher.answer,
-            retried,
-            dispatcher.change,
-            [role.name for role in roles if not role.gang and role.at_once],
+            beat_timeout_seconds=options.heartbeat_timeout,
+            on_event=dispatcher.event,
+            answer=dispatcher.answer,
+            retried=retried,
+            on_change=dispatcher.change,
+            together=[role.name for role in roles if not role.gang and role.at_once],
         )
         blob_bytes = blob_threshold(cluster.setting)
         self._blob_server = None if blob_bytes is None else BlobServer(host, blob_bytes)
@@ -214,7 +219,12 @@ class Submission:
                 profile = cluster.task_profile(plan.resources)
                 source = data if plan.source != "none" else None
                 made = make_job(
-                    spark, source, plan, body, profile, None if plan.first_number else merge
+                    spark,
+                    source,
+                    plan=plan,
+                    body=body,
+                    profile=profile,
+                    merge=None if plan.first_number else merge,
                 )
                 self._jobs.append(RoleJob(cluster, made, plan, options.name))
         except BaseException:

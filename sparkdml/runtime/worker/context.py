@@ -133,7 +133,12 @@ class Context:
                 "backend": self.plan.backend,
             }
             self._checkpoint = Checkpointer(
-                self.plan.checkpoint, self.rank, self.size, worker, self._client, self.spans
+                self.plan.checkpoint,
+                self.rank,
+                size=self.size,
+                worker=worker,
+                client=self._client,
+                spans=self.spans,
             )
         return self._checkpoint
 
@@ -189,7 +194,14 @@ class Context:
         each epoch. All rows are read from Spark first. With `like_epoch` they come in the order and
         with the random numbers of that epoch, under whatever number they are leased.
         """
-        return self.leases.batches(batch_size, epoch, shuffle, position, until, like_epoch)
+        return self.leases.batches(
+            batch_size,
+            epoch,
+            shuffle=shuffle,
+            position=position,
+            until=until,
+            like_epoch=like_epoch,
+        )
 
     @property
     def leases(self) -> LeaseReader:
@@ -287,7 +299,12 @@ class Context:
         if self.plan.checkpoint is None:
             return Feed(self._chunks, plan, self._spool_directory, self.device, rank=self.rank)
         feed = Feed(
-            self._chunks, plan, self._spool_directory, self.device, self._spooled, self.rank
+            self._chunks,
+            plan,
+            directory=self._spool_directory,
+            device=self.device,
+            on_sealed=self._spooled,
+            rank=self.rank,
         )
         self._spooled(str(feed.folder), whole=False)  # to be removed, should this process die
         return feed
@@ -343,7 +360,7 @@ class MovingRows:
             share_among(self._shared, self._ctx, self._serve)
             self._know_each_other = True
         positions = exchange_positions(position, self._ctx)
-        return Pool(self._ctx.data, self._shared, epoch, shuffle, positions)
+        return Pool(self._ctx.data, self._shared, epoch=epoch, shuffle=shuffle, positions=positions)
 
     @property
     def leases(self) -> LeaseReader:

@@ -56,7 +56,12 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
     plan, number = replace(plan, role=role), plan.first_number + index
     rank = index if role.gang else 0  # of the communicator: who is no gang has one of his own
     client = ControlClient(
-        plan, number, hosts[rank], os.getpid(), task.attemptNumber(), task.taskAttemptId()
+        plan,
+        number,
+        host=hosts[rank],
+        pid=os.getpid(),
+        attempt=task.attemptNumber(),
+        task_id=task.taskAttemptId(),
     )
     threads = torch.get_num_threads()
     try:
@@ -64,7 +69,7 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
         world = find_world(plan, rank, hosts, task.resources())
         place = Place(role_rank, number, task.attemptNumber())
         with temporary_environment(process_environment(world)), kept_groups():
-            payload = _run_body(plan, body, source, world, client, place)
+            payload = _run_body(plan, body, source=source, world=world, client=client, place=place)
         client.done()
     except BaseException as error:
         client.failed(error)
@@ -92,7 +97,15 @@ def _run_body(
         chunks = read_rows(source, plan.feed)
         rows = (row for _, row in source)
     remove_spools(plan.stale_spools)
-    ctx = Context(plan, world, client, chunks, rows, spool_directory(), place)
+    ctx = Context(
+        plan,
+        world,
+        client=client,
+        chunks=chunks,
+        rows=rows,
+        spool_directory=spool_directory(),
+        place=place,
+    )
     failed = True
     try:
         # Closed before anything else is: last words are sent while there is a wire.

@@ -26,9 +26,9 @@ def start_recorder(world: World, client: ControlClient) -> SpanRecorder:
     return SpanRecorder(
         world.size,
         world.hosts[world.rank],
-        client.event,
-        client.flush,
-        lambda: client.ask("clock", ASK_SECONDS),
+        event=client.event,
+        flush=client.flush,
+        ask_time=lambda: client.ask("clock", ASK_SECONDS),
     )
 
 

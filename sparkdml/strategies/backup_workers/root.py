@@ -203,7 +203,9 @@ class NearRoot:
         self._messages = messages_of(self._peers)
         self._own: queue.Queue[Sequence[Gradient]] = queue.Queue()
         self._error: BaseException | None = None
-        self.root = Root(comm.size, num_needed, num_stats, max_lag, self._reply)
+        self.root = Root(
+            comm.size, num_needed, num_stats=num_stats, max_lag=max_lag, reply=self._reply
+        )
         self._thread = threading.Thread(target=self._receive, name="sparkdml-root", daemon=True)
 
     def send(self, step: int) -> Iterator[None]:

@@ -70,7 +70,9 @@ class BackupWorkers(Strategy):
         needed = self._num_needed(comm.size)
         if comm.size <= self.backup:
             training.note(f"{self!r} with {comm.size} workers waits for one gradient a step")
-        return NearRoot(comm, buckets, needed, len(params.stats), self.max_lag)
+        return NearRoot(
+            comm, buckets, num_needed=needed, num_stats=len(params.stats), max_lag=self.max_lag
+        )
 
     def _num_needed(self, size: int) -> int:
         return max(1, size - self.backup)

@@ -77,7 +77,14 @@ class BlockMomentum(LocalStrategy):
     def meet(self, share: float) -> None:
         momentum = 1 - 1 / self._comm.size if self.momentum is None else self.momentum
         average = self.average(share)
-        filter_update_(self._delta, self._start, average, momentum, self.lr, self.nesterov)
+        filter_update_(
+            self._delta,
+            self._start,
+            average=average,
+            momentum=momentum,
+            lr=self.lr,
+            nesterov=self.nesterov,
+        )
         average.copy_(self._start)
 
     def state(self) -> State:

@@ -86,7 +86,7 @@ class EASGD(LocalStrategy):
             alpha = self._alpha(self.rho, self.rates(share))
         mean = own * share
         self._comm.allreduce_(mean)
-        draw_together_(own, self._centre, mean, alpha, alpha * self._comm.size)
+        draw_together_(own, self._centre, mean=mean, alpha=alpha, beta=alpha * self._comm.size)
 
     def state(self) -> State:
         """A model each, and the centre. Other numbers of workers begin with the models' mean."""

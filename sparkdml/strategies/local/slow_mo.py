@@ -67,7 +67,14 @@ class SlowMo(LocalStrategy):
 
     def meet(self, share: float) -> None:
         average, rates = self.average(share), self.rates(share)
-        slow_step_(self._buffer, self._start, average, rates, self.momentum, self.lr)
+        slow_step_(
+            self._buffer,
+            self._start,
+            average=average,
+            rates=rates,
+            momentum=self.momentum,
+            lr=self.lr,
+        )
         average.copy_(self._start)
 
     def state(self) -> State:

@@ -98,7 +98,7 @@ class LBFGS(SecondOrder):
         backups: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(tolerance, l2, max_trials, backups, backend)
+        super().__init__(tolerance, l2, max_trials=max_trials, backups=backups, backend=backend)
         if history < 1:
             raise ParameterError("history", history, "at least 1")
         self.history = history
@@ -111,7 +111,9 @@ class LBFGS(SecondOrder):
         first_step = 1.0
         if not self._pairs:  # the gradient says where to, but not how far
             first_step = min(1.0, 1.0 / math.sqrt(-slope))
-        reached = self.search_along(epoch, here, direction, slope, first_step)
+        reached = self.search_along(
+            epoch, here, direction=direction, slope=slope, first_step=first_step
+        )
         if reached is None:
             if not self._pairs:
                 return None

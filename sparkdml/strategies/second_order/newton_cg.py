@@ -51,7 +51,7 @@ class NewtonCG(SecondOrder):
         backups: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(tolerance, l2, max_trials, backups, backend)
+        super().__init__(tolerance, l2, max_trials=max_trials, backups=backups, backend=backend)
         if max_products < 1:
             raise ParameterError("max_products", max_products, "at least 1")
         self.max_products = max_products

@@ -49,7 +49,14 @@ class ClassicCluster:
         who: str | None = None,
         gang: bool = True,
     ) -> int:
-        return preflight.wait_for_slots(self._sc, needed, resources, profile, timeout_seconds, who)
+        return preflight.wait_for_slots(
+            self._sc,
+            needed,
+            resources=resources,
+            profile=profile,
+            timeout_seconds=timeout_seconds,
+            who=who,
+        )
 
     def wait_for_replacements(
         self,
@@ -60,7 +67,12 @@ class ClassicCluster:
         timeout_seconds: float,
     ) -> int:
         return preflight.wait_for_replacements(
-            self._sc, wanted, least, resources, profile, timeout_seconds
+            self._sc,
+            wanted,
+            least=least,
+            resources=resources,
+            profile=profile,
+            timeout_seconds=timeout_seconds,
         )
 
     def thread(self, target: Callable[[], None], group: str, name: str) -> threading.Thread:
