@@ -51,7 +51,7 @@ from benchmarks.chaos_world import BUCKET, Disk, ObjectStore, start_cluster
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdml.training.fit import Fitted
+    from sparkdml.fitting.fit import Fitted
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WORKERS, ROWS, WIDTH, BATCH = 2, 8_000, 16, 32

@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from sparkdml.parameter_server.consistency import BSP as BSP
     from sparkdml.parameter_server.consistency import SSP as SSP
     from sparkdml.parameter_server.consistency import TAP as TAP
+    from sparkdml.parameter_server.downpour import Downpour as Downpour
     from sparkdml.parameter_server.expulsion import Expulsion as Expulsion
-    from sparkdml.parameter_server.group import ServerGroup as ServerGroup
+    from sparkdml.parameter_server.hybrid import Hybrid as Hybrid
     from sparkdml.parameter_server.kvstore.serving import WithStore as WithStore
     from sparkdml.parameter_server.kvstore.store import KVStore as KVStore
     from sparkdml.parameter_server.kvstore.tables import ArrayTable as ArrayTable
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from sparkdml.regression import TorchRegressor as TorchRegressor
     from sparkdml.runtime.api import run as run
     from sparkdml.runtime.worker.context import Context as Context
+    from sparkdml.server_group import ServerGroup as ServerGroup
     from sparkdml.session import session_builder as session_builder
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
@@ -71,8 +73,6 @@ if TYPE_CHECKING:
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.decentralized.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.decentralized.gossip import Gossip as Gossip
-    from sparkdml.strategies.downpour import Downpour as Downpour
-    from sparkdml.strategies.hybrid import Hybrid as Hybrid
     from sparkdml.strategies.layered_sgd import LayeredSGD as LayeredSGD
     from sparkdml.strategies.local.block_momentum import BlockMomentum as BlockMomentum
     from sparkdml.strategies.local.easgd import EASGD as EASGD
@@ -112,7 +112,7 @@ _HOMES = {
     "Dataset": "sparkdml.feed.dataset",
     "EASGD": "sparkdml.strategies.local.easgd",
     "EMA": "sparkdml.training.callbacks",
-    "Downpour": "sparkdml.strategies.downpour",
+    "Downpour": "sparkdml.parameter_server.downpour",
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
@@ -121,7 +121,7 @@ _HOMES = {
     "Gossip": "sparkdml.strategies.decentralized.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",
     "History": "sparkdml.history",
-    "Hybrid": "sparkdml.strategies.hybrid",
+    "Hybrid": "sparkdml.parameter_server.hybrid",
     "Hogwild": "sparkdml.strategies.local.hogwild",
     "KVStore": "sparkdml.parameter_server.kvstore.store",
     "Keep": "sparkdml.checkpoint.keep",
@@ -142,7 +142,7 @@ _HOMES = {
     "Program": "sparkdml.programs.base",
     "Ragged": "sparkdml.feed.ragged",
     "SSP": "sparkdml.parameter_server.consistency",
-    "ServerGroup": "sparkdml.parameter_server.group",
+    "ServerGroup": "sparkdml.server_group",
     "SetupError": "sparkdml.errors",
     "SlowMo": "sparkdml.strategies.local.slow_mo",
     "SparkDMLError": "sparkdml.errors",

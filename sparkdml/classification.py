@@ -8,12 +8,12 @@ from torch import nn
 
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.estimator import TorchEstimator
+from sparkdml.fitting.fit import Fit
 from sparkdml.inference.outputs import SINGLE, Encoder, Output
 from sparkdml.inference.probe import find_largest_label, try_one_row
 from sparkdml.inference.scores import Link, Scores, find_link
 from sparkdml.model import TorchModel
 from sparkdml.params import ClassificationParams, PredictionParams, TrainingParams
-from sparkdml.training.fit import Fit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

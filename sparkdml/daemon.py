@@ -12,8 +12,6 @@ import pyarrow  # noqa: F401
 import pyspark.daemon
 import torch
 
-import sparkdml.runtime.worker
-
 if __name__ == "__main__":
     # The first optimizer of a process imports it, which takes a second or more.
     import torch._dynamo  # noqa: F401
@@ -23,9 +21,6 @@ if __name__ == "__main__":
     with contextlib.suppress(ImportError):  # without Horovod, the torch backend serves
         import horovod.torch  # noqa: F401
     # What a fit needs.
-    import sparkdml.comm.torch
-    import sparkdml.strategies.allreduce
-    import sparkdml.training.job  # noqa: F401
 
     # Spark collects a worker's garbage after each task. Modules never become any, so the workers
     # needn't look through them (0.1 s each time), nor copy the pages that a look would write to.

@@ -28,7 +28,7 @@ from sparkdml.training.task import Task, TaskPlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkdml.training.fit import Fit
+    from sparkdml.fitting.fit import Fit
 
 NUM_ROWS = 8
 

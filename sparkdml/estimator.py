@@ -18,6 +18,9 @@ from sparkdml.dry_run import try_rows
 from sparkdml.errors import ParameterError
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.planning import FeedWishes, plan_feed
+from sparkdml.fitting.check import check_run
+from sparkdml.fitting.fit import Fit, Fitted
+from sparkdml.fitting.job import TrainingJob
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.observe.observers import (
@@ -39,10 +42,7 @@ from sparkdml.runtime.protocol.plan import Options
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.check import check_run
-from sparkdml.training.fit import Fit, Fitted
 from sparkdml.training.flat import check_parameters
-from sparkdml.training.job import TrainingJob
 from sparkdml.training.modules import floating_type
 from sparkdml.training.optimizers import NoOptimizer
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module

@@ -8,9 +8,9 @@ from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.estimator import TorchEstimator
+from sparkdml.fitting.fit import Fit
 from sparkdml.inference.outputs import Encoder, Output, Raw
 from sparkdml.model import TorchModel
-from sparkdml.training.fit import Fit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

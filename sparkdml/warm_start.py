@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from sparkdml.errors import ParameterError
@@ -40,25 +38,6 @@ def starting_state(
             f"{'; '.join(problems)}.{_hint(module, state)}",
         )
     return state
-
-
-def load_state(module: nn.Module, state: Mapping[str, Tensor] | None) -> nn.Module:
-    """The module with these weights, in its own types; as it is without any."""
-    if state is not None:
-        with torch.no_grad():
-            for name, own in module.state_dict(keep_vars=True).items():
-                own.copy_(state[name])
-    return module
-
-
-def describe_state(state: Mapping[str, Tensor]) -> str:
-    """A digest that is the same for the same weights."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return f"weights {digest.hexdigest()[:12]}"
 
 
 def _differences(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

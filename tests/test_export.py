@@ -18,8 +18,8 @@ from sparkdml.feed.columns import Column
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.testing.models import TinyClassifier
-from sparkdml.training.job import encode_weights
 from sparkdml.training.modules import build_module
+from sparkdml.training.weights import encode_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

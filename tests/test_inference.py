@@ -23,8 +23,8 @@ from sparkdml.inference import weights as weights_module
 from sparkdml.inference.weights import Weights
 from sparkdml.model import TorchModel
 from sparkdml.testing.models import TinyClassifier
-from sparkdml.training.job import encode_weights
 from sparkdml.training.modules import build_module
+from sparkdml.training.weights import encode_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -41,8 +41,8 @@ from sparkdml.testing.models import (
     make_wider,
 )
 from sparkdml.training.callbacks import EarlyStopping, LearningRateSchedule
-from sparkdml.training.job import encode_weights
 from sparkdml.training.task import build_module
+from sparkdml.training.weights import encode_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,10 +31,10 @@ def test_workers_do_not_look_through_their_modules_for_garbage_after_each_task(s
         import torch
         import torch._dynamo
 
-        import sparkdml.training.job
+        import sparkdml.fitting.job
 
         of_the_daemon = [vars(torch), torch.nn.Module, vars(torch._dynamo)]
-        of_the_daemon.append(vars(sparkdml.training.job))
+        of_the_daemon.append(vars(sparkdml.fitting.job))
         since_the_fork = []
         looked_through = {id(each) for each in gc.get_objects()}
         # Not how many: a worker lives on, and looks through what its earlier tasks imported.

@@ -25,8 +25,8 @@ from sparkdml.history import History
 from sparkdml.inference.probe import find_largest_label
 from sparkdml.inference.scores import choose_class, find_link, to_probabilities, to_scores
 from sparkdml.testing.models import TinyClassifier
-from sparkdml.training.job import encode_weights
 from sparkdml.training.modules import build_module
+from sparkdml.training.weights import encode_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,9 +177,7 @@ def test_a_regressor(spark: SparkSession, tmp_path: Path) -> None:
 def test_labels_are_checked_before_the_workers_start(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, label: str, words: str
 ) -> None:
-    monkeypatch.setattr(
-        "sparkdml.training.fit.launch", lambda *_: pytest.fail("a run was launched")
-    )
+    monkeypatch.setattr("sparkdml.fitting.fit.launch", lambda *_: pytest.fail("a run was launched"))
     data = spark.range(4).selectExpr("array_repeat(1f, 4) AS features", f"{label} AS label")
     with pytest.raises(dml.DataError, match=words):
         make_classifier().fit(data)

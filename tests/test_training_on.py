@@ -17,7 +17,8 @@ from torch import nn
 
 import sparkdml as dml
 from sparkdml.feed.randomness import seed_everything
-from sparkdml.warm_start import describe_state, load_state, starting_state
+from sparkdml.training.weights import describe_state, load_state
+from sparkdml.warm_start import starting_state
 
 HERE = Path(__file__).parent
 

@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Protocol
 
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.parameter_server.client.client import WorkerClient
@@ -177,3 +177,13 @@ class Applications:
 
     def close(self) -> None:
         """Their job has ended; the group says why."""
+
+
+class StandingServers(Protocol):
+    """Servers that run already, for any number of applications: a `dml.ServerGroup`."""
+
+    @property
+    def num_servers(self) -> int: ...
+
+    @property
+    def applications(self) -> Applications: ...

@@ -22,8 +22,8 @@ from sparkdml.training.epoch_row import validate
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
+    from sparkdml.fitting.job import TrainingJob
     from sparkdml.parameter_server.strategy import ParameterServer
-    from sparkdml.training.job import TrainingJob
 
 EVALUATOR = "evaluator"  # the role, and its question to the desk: how many workers there are
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 10.0

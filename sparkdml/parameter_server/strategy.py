@@ -17,7 +17,8 @@ from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.meetings import Meetings
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.parameter_server.application import Applications
+from sparkdml.feed.lease_service import LeaseService
+from sparkdml.parameter_server.application import Applications, StandingServers
 from sparkdml.parameter_server.arguments import (
     check_expulsion,
     check_overlap,
@@ -35,7 +36,6 @@ from sparkdml.parameter_server.progress import PROGRESS
 from sparkdml.parameter_server.server_task import serve_until_the_end
 from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.parameter_server.worker import STALENESS, WAIT_SECONDS, ServedTraining
-from sparkdml.runtime.driver.leases import LeaseService
 from sparkdml.runtime.protocol.connection import Message
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.runtime.protocol.service import TaskIdentity
@@ -47,10 +47,9 @@ from sparkdml.training.optimizers import ONLY
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
+    from sparkdml.fitting.job import TrainingJob
     from sparkdml.parameter_server.application import Application
-    from sparkdml.parameter_server.group import ServerGroup
     from sparkdml.runtime.worker.context import Context
-    from sparkdml.training.job import TrainingJob
     from sparkdml.training.task import Task
 
 NUM_SERVERS = 2
@@ -110,7 +109,7 @@ class ParameterServer(Strategy):
         expulsion: Expulsion | None = None,
         overlap: bool | None = None,
         evaluator: bool = False,
-        servers: ServerGroup | None = None,
+        servers: StandingServers | None = None,
     ) -> None:
         if servers is not None:
             num_servers = check_servers(servers, num_servers)
@@ -329,7 +328,7 @@ class SharedServerService(ServerService):
         self.secret, self.close = application.secret, application.close
 
 
-def check_servers(servers: ServerGroup, num_servers: int) -> int:
+def check_servers(servers: StandingServers, num_servers: int) -> int:
     """How many servers the group has, if it is one."""
     if not isinstance(getattr(servers, "applications", None), Applications):
         raise ParameterError("servers", servers, "a dml.ServerGroup, or None")

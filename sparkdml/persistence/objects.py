@@ -32,7 +32,7 @@ from sparkdml.persistence.skeleton import (
     put_together,
 )
 from sparkdml.recorded_names import current_module
-from sparkdml.training.job import encode_weights
+from sparkdml.training.weights import encode_weights
 
 WEIGHTS_FILE = "weights.safetensors"
 _PICKLES = "unsafe-pickle"

@@ -137,8 +137,8 @@ def run(
 
 
 def find_service(fn: Any) -> Callable[[int], DriverService | None]:
-    """What a function object keeps at the driver, if it has a desk."""
-    made: Callable[[int], DriverService | None] = getattr(fn, "desk", _no_service)
+    """What a function object keeps at the driver, if it has a `driver_service`."""
+    made: Callable[[int], DriverService | None] = getattr(fn, "driver_service", _no_service)
     return made
 
 

@@ -23,7 +23,7 @@ from sparkdml.training.task import Task, Totals
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
-    from sparkdml.training.job import TrainingJob
+    from sparkdml.fitting.job import TrainingJob
 
 BACKENDS = ("auto", "horovod", "torch", "mpi")
 

@@ -21,7 +21,7 @@ from sparkdml.training.contribution import EpochSums, contribute
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
-    from sparkdml.training.job import TrainingJob
+    from sparkdml.fitting.job import TrainingJob
 
 
 class Averaging(Strategy):

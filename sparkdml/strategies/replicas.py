@@ -19,8 +19,8 @@ from sparkdml.training.task import Task
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
+    from sparkdml.fitting.job import TrainingJob
     from sparkdml.strategies.base import Strategy
-    from sparkdml.training.job import TrainingJob
 
 CONSENSUS_DISTANCE = "consensus_distance"
 

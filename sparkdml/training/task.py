@@ -26,7 +26,7 @@ from sparkdml.training.plan import TaskPlan as TaskPlan
 from sparkdml.training.sync_batch_norm import BatchNormGroup
 from sparkdml.training.totals import VOTES, Sums
 from sparkdml.training.totals import Totals as Totals
-from sparkdml.warm_start import load_state
+from sparkdml.training.weights import load_state
 
 
 class Task:

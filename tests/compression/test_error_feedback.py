@@ -14,10 +14,10 @@ from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.compression.top_k import TopK
 from sparkdml.errors import ParameterError
+from sparkdml.fitting.job import TrainingJob
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import digits_plan, make_reader
 from sparkdml.training.flat import FlatParams
-from sparkdml.training.job import TrainingJob
 from sparkdml.training.plan import Schedule
 from sparkdml.training.totals import ROWS
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from sparkdml.errors import CheckpointError
 from sparkdml.parameter_server.consistency import TAP
+from sparkdml.parameter_server.downpour import Downpour
 from sparkdml.parameter_server.model_tables import ServedTables
 from sparkdml.parameter_server.optimizers import SGD, Adagrad, Adam
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.strategies.downpour import Downpour
 from sparkdml.testing.digits import cut, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_on_threads

@@ -8,15 +8,15 @@ from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
+from sparkdml.fitting.job import TrainingJob
 from sparkdml.parameter_server.consistency import BSP, SSP, TAP
+from sparkdml.parameter_server.downpour import Downpour
 from sparkdml.parameter_server.strategy import ParameterServer
-from sparkdml.strategies.downpour import Downpour
 from sparkdml.testing.digits import cut, digits, digits_plan, make_normed_reader, make_reader
 from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import join, train_served
 from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.job import TrainingJob
 from sparkdml.training.training import Schedule
 
 HELD_OUT = cut(digits(40), [10, 30])

@@ -105,7 +105,7 @@ def test_a_killed_server_of_a_group_harms_none_of_its_fits(spark, rows, tmp_path
         return host_servers(ctx)
 
     rates = (0.1, 0.02)
-    monkeypatch.setattr("sparkdml.parameter_server.group.host_servers", mortal)
+    monkeypatch.setattr("sparkdml.server_group.host_servers", mortal)
     with dml.ServerGroup(2, spark) as group, ThreadPoolExecutor(2) as pool:
         fits = list(pool.map(partial(fit, rows, callbacks=[Touches(doom)], servers=group), rates))
     assert killed.exists()

@@ -8,11 +8,12 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 
 from sparkdml.errors import ParameterError
+from sparkdml.fitting.job import TrainingJob
 from sparkdml.parameter_server.arguments import updater_of
 from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP
+from sparkdml.parameter_server.hybrid import Hybrid
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.strategies.hybrid import Hybrid
 from sparkdml.strategies.layered_sgd import group_workers, make_groups
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan, make_normed_reader
 from sparkdml.testing.faults import Injected, StopAt
@@ -20,7 +21,6 @@ from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback, LearningRateSchedule
-from sparkdml.training.job import TrainingJob
 from sparkdml.training.training import Schedule
 
 

@@ -13,6 +13,8 @@ from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.compression.top_k import TopK
 from sparkdml.parameter_server.consistency import BSP
+from sparkdml.parameter_server.downpour import Downpour
+from sparkdml.parameter_server.hybrid import Hybrid
 from sparkdml.parameter_server.optimizers import SGD
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.strategies.adaptive_balance import AdaptiveBalance
@@ -20,8 +22,6 @@ from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.backup_workers.strategy import BackupWorkers
 from sparkdml.strategies.decentralized.ad_psgd import ADPSGD
 from sparkdml.strategies.decentralized.gossip import Gossip
-from sparkdml.strategies.downpour import Downpour
-from sparkdml.strategies.hybrid import Hybrid
 from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.strategies.local.block_momentum import BlockMomentum
 from sparkdml.strategies.local.easgd import EASGD

@@ -12,9 +12,9 @@ from torch import nn
 
 import sparkdml as dml
 from sparkdml.parameter_server.consistency import BSP, SSP
+from sparkdml.parameter_server.hybrid import Hybrid
 from sparkdml.parameter_server.server.node import serve
 from sparkdml.parameter_server.strategy import ParameterServer
-from sparkdml.strategies.hybrid import Hybrid
 from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.testing.faults import FaultAt
 from sparkdml.testing.waiting import wait_until

@@ -11,6 +11,7 @@ from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
+from sparkdml.fitting.check import check_run
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.models import autoencoder_step
 from sparkdml.training.callbacks import (
@@ -19,7 +20,6 @@ from sparkdml.training.callbacks import (
     GradientMonitor,
     LearningRateSchedule,
 )
-from sparkdml.training.check import check_run
 from sparkdml.training.modules import build_module
 from sparkdml.training.task import Task
 

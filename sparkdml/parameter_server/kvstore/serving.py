@@ -30,8 +30,7 @@ from sparkdml.runtime.protocol.service import TaskIdentity
 from sparkdml.runtime.worker.context import Context
 
 if TYPE_CHECKING:
-    from sparkdml.parameter_server.application import Application
-    from sparkdml.parameter_server.group import ServerGroup
+    from sparkdml.parameter_server.application import Application, StandingServers
 
 Result = TypeVar("Result")
 
@@ -61,7 +60,7 @@ class WithStore(Generic[Result]):
         consistency: Consistency | None = None,
         encrypted: bool | None = None,
         merge_hosts: bool = False,
-        servers: ServerGroup | None = None,
+        servers: StandingServers | None = None,
     ) -> None:
         if not callable(fn):
             raise ParameterError("fn", fn, "a function of two arguments, the context and the store")

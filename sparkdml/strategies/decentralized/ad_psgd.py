@@ -19,7 +19,7 @@ from torch import Tensor
 from sparkdml.checkpoint.state import State
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.runtime.driver.leases import LeaseService
+from sparkdml.feed.lease_service import LeaseService
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.decentralized.pairwise import Exchange, Replica
@@ -34,7 +34,7 @@ from sparkdml.training.totals import VOTES, Totals
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
-    from sparkdml.training.job import TrainingJob
+    from sparkdml.fitting.job import TrainingJob
 
 
 class ADPSGD(Strategy):

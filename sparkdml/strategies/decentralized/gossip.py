@@ -37,7 +37,7 @@ from sparkdml.training.task import Totals
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
-    from sparkdml.training.job import TrainingJob
+    from sparkdml.fitting.job import TrainingJob
 
 
 class Gossip(Strategy):

@@ -31,7 +31,7 @@ from sparkdml.training.totals import VOTES
 from sparkdml.training.training import Training
 
 if TYPE_CHECKING:
-    from sparkdml.training.job import TrainingJob
+    from sparkdml.fitting.job import TrainingJob
 
 OptimizerState = Literal["keep", "reset"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.runtime.driver.leases import LeaseService
+from sparkdml.feed.lease_service import LeaseService
 from sparkdml.runtime.protocol.plan import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.second_order.full_objective import Evaluation, FullObjective
@@ -23,8 +23,8 @@ from sparkdml.training.callbacks.base import overriding
 from sparkdml.training.totals import Totals
 
 if TYPE_CHECKING:
+    from sparkdml.fitting.job import TrainingJob
     from sparkdml.training.epoch import Epoch
-    from sparkdml.training.job import TrainingJob
     from sparkdml.training.training import Training
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.state import merge
 from sparkdml.errors import ParameterError
+from sparkdml.fitting.job import TrainingJob
 from sparkdml.strategies.decentralized.ad_psgd import ADPSGD
 from sparkdml.strategies.decentralized.gossip import Gossip
 from sparkdml.strategies.decentralized.mixing import edges_of, mixing_matrix
@@ -20,7 +21,6 @@ from sparkdml.testing.strategy_contract import assert_alike, told
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import EMA, Callback, GradientMonitor
 from sparkdml.training.flat import in_order
-from sparkdml.training.job import TrainingJob
 from sparkdml.training.training import Schedule
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torchmetrics.classification import BinaryAccuracy
 
 from sparkdml.errors import DataError, ParameterError
+from sparkdml.fitting.job import TrainingJob
 from sparkdml.strategies.second_order.lbfgs import LBFGS, combined, direction_coefficients
 from sparkdml.strategies.second_order.newton_cg import NewtonCG
 from sparkdml.testing.digits import cut
@@ -27,7 +28,6 @@ from sparkdml.testing.threads import train_on_threads
 from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import GradientMonitor, LearningRateSchedule
 from sparkdml.training.epoch import Epoch
-from sparkdml.training.job import TrainingJob
 from sparkdml.training.optimizers import NoOptimizer
 from sparkdml.training.task import TaskPlan
 from sparkdml.training.training import Schedule

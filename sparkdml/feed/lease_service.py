@@ -12,14 +12,21 @@ import math
 import threading
 import time
 from dataclasses import astuple
-from typing import Any
+from typing import Any, Protocol
 
 from sparkdml.errors import DataError
 from sparkdml.feed.leases import LeaseTable
-from sparkdml.runtime.protocol.connection import Message
-from sparkdml.runtime.protocol.service import TaskIdentity
 
 NUM_EPOCHS_KEPT = 2
+
+Message = dict[str, Any]
+
+
+class Worker(Protocol):
+    """What is known here of the worker that asks."""
+
+    @property
+    def rank(self) -> int: ...
 
 
 class LeaseService:
@@ -47,7 +54,7 @@ class LeaseService:
         self._cards: dict[tuple[int, int], Message] = {}  # by epoch and owner
         self._lock = threading.Lock()
 
-    def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
+    def answer(self, peer: Worker, about: str, fields: Message) -> Any:
         with self._lock:
             epoch = int(fields["epoch"])
             if self._tables and epoch <= max(self._tables) - NUM_EPOCHS_KEPT:
@@ -74,10 +81,10 @@ class LeaseService:
                 return {"rows": table.used(peer.rank)}
         raise ValueError(f"no question about {about!r} is known here")
 
-    def on_join(self, peer: TaskIdentity) -> None:
+    def on_join(self, peer: Worker) -> None:
         """It will say what it has when it begins."""
 
-    def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
+    def on_leave(self, peer: Worker, outcome: str) -> None:
         if outcome == "done":
             return  # its leases are used, and others may have mapped its rows
         with self._lock:

@@ -21,6 +21,8 @@ from sparkdml.comm.backends import resolve_backend
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.sharding import count_rows, warn_if_not_deterministic
+from sparkdml.fitting.job import Fitted as Fitted
+from sparkdml.fitting.job import ReplayJob, TrainingJob, TrainingResult
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun, open_run
 from sparkdml.runtime.driver.launch import OnEvent, launch
 from sparkdml.runtime.protocol.plan import Options
@@ -29,10 +31,8 @@ from sparkdml.runtime.protocol.roles import Role
 from sparkdml.runtime.worker.context import Context
 from sparkdml.training.contribution import add_all, encode_average, history_of
 from sparkdml.training.epoch_row import NO_VALIDATION_ROWS
-from sparkdml.training.job import Fitted as Fitted
-from sparkdml.training.job import ReplayJob, TrainingJob, TrainingResult, load_weights
 from sparkdml.training.task import Task, TaskPlan
-from sparkdml.warm_start import describe_state
+from sparkdml.training.weights import describe_state, load_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import safetensors.torch
-from torch import nn
-
 from sparkdml.checkpoint.encoding import Stream, take_apart
 from sparkdml.checkpoint.state import State
 from sparkdml.runtime.worker.context import Context
@@ -16,6 +13,7 @@ from sparkdml.training.contribution import Contribution
 from sparkdml.training.forward import OutputShape
 from sparkdml.training.task import Task, TaskPlan
 from sparkdml.training.training import Schedule, Training
+from sparkdml.training.weights import encode_weights
 
 
 @dataclass(frozen=True)
@@ -93,17 +91,3 @@ class ReplayJob:
 
 def _encode(state: State) -> bytes:
     return b"".join(Stream(*take_apart(state)))
-
-
-def encode_weights(module: nn.Module) -> bytes:
-    """The module's state as safetensors. Tied weights are written out one by one."""
-    state = {
-        name: tensor.detach().cpu().clone().contiguous()
-        for name, tensor in module.state_dict().items()
-    }
-    return safetensors.torch.save(state)
-
-
-def load_weights(module: nn.Module, weights: bytes) -> nn.Module:
-    module.load_state_dict(safetensors.torch.load(weights))
-    return module

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from sparkdml.strategies.downpour import Downpour
+from sparkdml.parameter_server.downpour import Downpour
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone
