@@ -15,12 +15,12 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from sparkdml.errors import CommunicationError, ParameterError
+from sparkdml.network.connection import Message
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP, Consistency
 from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.wire.seal import JobKey
-from sparkdml.runtime.protocol.connection import Message
 from sparkdml.runtime.protocol.service import TaskIdentity
 
 MODELS: dict[str, type[Consistency]] = {model.__name__: model for model in (BSP, SSP, ASP, TAP)}

@@ -18,6 +18,7 @@ from sparkdml.comm.meetings import Meetings
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.lease_service import LeaseService
+from sparkdml.network.connection import Message
 from sparkdml.parameter_server.application import Applications, StandingServers
 from sparkdml.parameter_server.arguments import (
     check_expulsion,
@@ -36,7 +37,6 @@ from sparkdml.parameter_server.progress import PROGRESS
 from sparkdml.parameter_server.server_task import serve_until_the_end
 from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.parameter_server.worker import STALENESS, WAIT_SECONDS, ServedTraining
-from sparkdml.runtime.protocol.connection import Message
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.runtime.protocol.service import TaskIdentity
 from sparkdml.strategies.base import Strategy

@@ -20,8 +20,8 @@ from torch import nn
 
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import CommunicationError
+from sparkdml.network.connection import Connection, Message
 from sparkdml.runtime.driver.control_server import ControlServer
-from sparkdml.runtime.protocol.connection import Connection, Message
 from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
 from sparkdml.runtime.worker.control_client import is_effect
 from sparkdml.strategies.base import Strategy
@@ -202,9 +202,15 @@ class RemoteService:
         return answer["answer"]
 
     def _connect(self, peer: TaskIdentity) -> Connection:
-        connection = Connection.connect("127.0.0.1", self._place.port, timeout_seconds=10)
-        named = {"rank": peer.rank, "host": peer.host, "pid": os.getpid(), "role": peer.role}
-        connection.send({"token": self._place.token, **named})
+        connection = Connection.connect(
+            ("127.0.0.1", self._place.port),
+            token=self._place.token,
+            wire="control",
+            timeout_seconds=10,
+        )
+        connection.send(
+            {"rank": peer.rank, "host": peer.host, "pid": os.getpid(), "role": peer.role}
+        )
         return connection
 
     def on_join(self, peer: TaskIdentity) -> None:

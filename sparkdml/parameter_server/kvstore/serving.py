@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdml.comm.interface import address_towards
 from sparkdml.errors import ParameterError, SetupError
+from sparkdml.network.connection import Message
 from sparkdml.parameter_server.client.base import Ask, Client
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.client.merging import MergingClient
@@ -25,7 +26,6 @@ from sparkdml.parameter_server.kvstore.store import KVStore
 from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.server.node import ServerThread
 from sparkdml.parameter_server.wire.seal import JobKey
-from sparkdml.runtime.protocol.connection import Message
 from sparkdml.runtime.protocol.service import TaskIdentity
 from sparkdml.runtime.worker.context import Context
 

@@ -13,8 +13,6 @@ A task as the driver knows it, and its end as an exception.
 from __future__ import annotations
 
 import contextlib
-import hmac
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -23,8 +21,9 @@ from typing import Any
 
 from sparkdml import errors
 from sparkdml.errors import SparkDMLError, WorkerError, WorkerLost
+from sparkdml.network.connection import MAX_LINE_BYTES, Connection, Message
+from sparkdml.network.listener import Listener
 from sparkdml.runtime.driver.failures import is_deterministic
-from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Connection, Message
 
 
 @dataclass
@@ -94,7 +93,6 @@ _EFFECT_KINDS = (errors.CommunicationError, WorkerError, WorkerLost)
 
 # A lost peer shows as errors on the others, sometimes sooner than the loss itself is seen.
 GRACE_FOR_THE_CAUSE_SECONDS = 2.0
-HELLO_SECONDS = 10.0
 
 
 class ControlServer:
@@ -115,7 +113,6 @@ class ControlServer:
         self._together = set(together)  # those of them whose tasks wait for each other
         self._dismissed: set[str] = set()  # roles that are no longer needed
         self._on_change = on_change  # called as a member comes, and as it goes
-        self._token = token
         self._beat_timeout_seconds = beat_timeout_seconds
         self._on_event = on_event
         self._answer = answer
@@ -123,10 +120,8 @@ class ControlServer:
         self.members: dict[tuple[str, int], Member] = {}
         self._connections: dict[Connection, str] = {}  # and the role at the other end
         self.own_error: Exception | None = None
-        self._listener = socket.create_server((host, 0), backlog=512)
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._accept, name="sparkdml-endpoint", daemon=True)
-        self._thread.start()
+        self._listener = Listener("control", host, token, self._serve)
+        self.port: int = self._listener.port
 
     # -- what the driver asks -------------------------------------------------------------------
 
@@ -223,34 +218,15 @@ class ControlServer:
             return not self._connections
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # or `accept` would sit there for ever
         self._listener.close()
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            connection.close()
-        self._thread.join(timeout=5)
 
     # -- the threads ----------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(
-                target=self._serve, args=(sock,), name="sparkdml-member", daemon=True
-            ).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        sock.settimeout(HELLO_SECONDS)  # a stranger may not hold a thread for ever
-        connection = Connection(sock)
+    def _serve(self, connection: Connection) -> None:
+        """One member, on the thread of its connection; its first message says which task it is."""
         hello = connection.receive()
-        if hello is None or not hmac.compare_digest(str(hello.get("token", "")), self._token):
-            connection.close()
+        if hello is None:
             return
-        sock.settimeout(None)
         member = Member(
             str(hello["role"]),
             int(hello["rank"]),
@@ -275,19 +251,19 @@ class ControlServer:
                 self._connections[connection] = member.role
             is_dismissed = member.role in self._dismissed
         if is_late:  # another attempt has its place already
-            connection.close()
             return
         if before is not None:
             self._leave(before, "lost")  # should the end of its connection not be here yet
         self._report_change(member)
         if is_dismissed:
             self._stop([connection])
-        while (message := connection.receive()) is not None:
-            self._handle(member, message, connection)
-        self._leave(member, "lost")
-        with self._lock:
-            self._connections.pop(connection, None)
-        connection.close()
+        try:
+            while (message := connection.receive()) is not None:
+                self._handle(member, message, connection)
+        finally:
+            self._leave(member, "lost")
+            with self._lock:
+                self._connections.pop(connection, None)
 
     def _leave(self, member: Member, state: str) -> bool:
         """Note that a member is gone, if it was here; whether it was."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from sparkdml.errors import DataError
 from sparkdml.feed.sharding import DataFacts
+from sparkdml.network.connection import Message
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
 from sparkdml.runtime.driver.control_server import Member
 from sparkdml.runtime.driver.spools import Spools
-from sparkdml.runtime.protocol.connection import Message
 from sparkdml.runtime.protocol.roles import Role, num_tasks, role_and_rank
 from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
 from sparkdml.runtime.worker.context import NO_ROWS

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from sparkdml.runtime.protocol.connection import Message
+    from sparkdml.network.connection import Message
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from sparkdml.runtime.protocol.connection import Message
+from sparkdml.network.connection import Message
 
 
 @dataclass(frozen=True)

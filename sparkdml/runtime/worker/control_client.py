@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdml.errors import CommunicationError, SetupError
-from sparkdml.runtime.protocol.connection import Connection, Message
+from sparkdml.network.connection import Connection, Message
 from sparkdml.runtime.protocol.plan import Plan
 
 MAX_WAITING_EVENTS = 1000
@@ -35,7 +35,12 @@ class ControlClient:
         task_id: int | None = None,
     ) -> None:
         try:
-            self._wire = Connection.connect(plan.driver_host, plan.driver_port, timeout_seconds=10)
+            self._wire = Connection.connect(
+                (plan.driver_host, plan.driver_port),
+                token=plan.token,
+                wire="control",
+                timeout_seconds=10,
+            )
         except OSError as error:
             raise SetupError(
                 f"rank {rank} on {host} can't reach the driver at "
@@ -45,7 +50,6 @@ class ControlClient:
             ) from error
         self._wire.send(
             {
-                "token": plan.token,
                 "rank": rank,
                 "host": host,
                 "pid": pid,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from sparkdml.network.connection import MAX_LINE_BYTES
 from sparkdml.observe.timeline import recorder as recorder_module
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans, SpanRecorder
 from sparkdml.observe.timeline.tracks import CHECKPOINT_WRITER, TRAINING
-from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES
 from sparkdml.testing.waiting import wait_until
 
 LAPS = ("feed wait", "forward", "backward", "communication", "optimizer")

@@ -1,5 +1,6 @@
 """The driver's endpoint and a worker's link, over real sockets: liveness, causes, strangers."""
 
+import contextlib
 import re
 import socket
 import struct
@@ -13,8 +14,8 @@ import torch
 
 from sparkdml.comm.meetings import MeetingCommunicator, Meetings
 from sparkdml.errors import CommunicationError, DataError, SetupError, WorkerError, WorkerLost
+from sparkdml.network.connection import MAX_LINE_BYTES, Connection
 from sparkdml.runtime.driver.control_server import ControlServer
-from sparkdml.runtime.protocol.connection import MAX_LINE_BYTES, Connection
 from sparkdml.runtime.protocol.plan import Plan, Resources, Role
 from sparkdml.runtime.worker.control_client import ControlClient
 from sparkdml.testing.waiting import wait_until
@@ -60,6 +61,11 @@ def endpoint(events):
 
 def join(endpoint, rank):
     return ControlClient(make_plan(endpoint.port), rank, f"host-{rank}", 100 + rank)
+
+
+def connect(endpoint):
+    address = ("127.0.0.1", endpoint.port)
+    return Connection.connect(address, token=TOKEN, wire="control", timeout_seconds=5)
 
 
 def test_beats_keep_a_worker_alive(endpoint):
@@ -142,8 +148,8 @@ def test_an_effect_without_a_cause_is_reported_after_a_while(endpoint):
 
 
 def test_a_silent_worker_is_lost(endpoint):
-    connection = Connection.connect("127.0.0.1", endpoint.port, 5)
-    connection.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
+    connection = connect(endpoint)
+    connection.send({"rank": 2, "host": "h", "pid": 7, "role": "worker"})
     found = wait_until(endpoint.failure)
     assert isinstance(found, WorkerLost)
     assert "has not answered for 1 s (heartbeatTimeout=1)" in str(found)
@@ -152,22 +158,32 @@ def test_a_silent_worker_is_lost(endpoint):
 
 @pytest.mark.parametrize(
     "hello",
-    [b'{"token": "wrong", "rank": 0}\n', b"GET / HTTP/1.1\r\n\r\n", b"\x80\x04junk\n", b"[1]\n"],
+    [b"[1]", b'{"role": "worker"}', b'{"role": "worker", "rank": "x"}', b"[" * 100_000, b"\xff"],
+    ids=["list", "incomplete", "no number", "nested", "binary"],
 )
-def test_strangers_are_shown_out(endpoint, hello):
-    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=5) as stranger:
-        stranger.sendall(hello)
-        assert stranger.recv(100) == b""
+def test_a_worker_that_does_not_say_which_task_it_is_is_refused(endpoint, hello):
+    connection = connect(endpoint)
+    connection._socket.sendall(hello + b"\n")
+    assert connection.receive() is None
+    connection.close()
     assert endpoint.members == {}
+    client = join(endpoint, 0)
+    assert client.ask("facts") == "FACTS"
+    client.close()
 
 
 def test_a_line_has_a_largest_length(endpoint):
-    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=5) as stranger:
-        try:
-            stranger.sendall(b'{"token":"' + b"a" * (2 * MAX_LINE_BYTES))
-            assert stranger.recv(100) == b""
-        except ConnectionError:
-            pass  # shown out while still talking
+    connection = connect(endpoint)
+    with contextlib.suppress(ConnectionError):  # refused while still sending
+        connection._socket.sendall(b'{"role":"' + b"a" * (2 * MAX_LINE_BYTES))
+    assert connection.receive() is None
+    connection.close()
+    assert endpoint.members == {}
+
+
+def test_a_worker_with_another_token_is_refused(endpoint):
+    with pytest.raises(SetupError, match=r"can't reach the driver .* another token"):
+        ControlClient(replace(make_plan(endpoint.port), token="another"), 0, "h", 1)
     assert endpoint.members == {}
 
 
@@ -251,8 +267,8 @@ def test_an_answer_that_cannot_be_sent_ends_the_run_and_nobodys_heartbeats(answe
 
 def test_a_worker_that_goes_while_it_is_answered_is_lost(endpoint):
     """Its connection is read to its end, though nothing can be written to it any more."""
-    connection = Connection.connect("127.0.0.1", endpoint.port, 5)
-    connection.send({"token": TOKEN, "rank": 2, "host": "h", "pid": 7, "role": "worker"})
+    connection = connect(endpoint)
+    connection.send({"rank": 2, "host": "h", "pid": 7, "role": "worker"})
     for number in range(200):
         connection.send({"type": "ask", "what": "x" * 10_000, "number": number})
     connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
