@@ -21,7 +21,7 @@ import torch
 
 import sparkdml
 from sparkdml.errors import DataError, SetupError
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.vector import vectors_to_python
 from sparkdml.inference.predictor import PredictionPlan, Predictor
 from sparkdml.inference.reading import plan_inputs
 from sparkdml.inference.weights import ShippedModel, ShippedWeights
@@ -140,11 +140,10 @@ class RowFunction:
     def __init__(self, model: TorchModel) -> None:
         self.model = model
         feed = plan_inputs(model, model._features, model._inputs, model._floating)
-        # Vectors are Spark's: elsewhere they are lists.
         feed = replace(
             feed,
-            columns=tuple(map(_as_lists, feed.columns)),
-            inputs=tuple(map(_as_lists, feed.inputs)),
+            columns=tuple(column.outside_spark() for column in feed.columns),
+            inputs=tuple(column.outside_spark() for column in feed.inputs),
         )
         self._plan = PredictionPlan(
             model=ShippedModel(ShippedWeights("local")),
@@ -171,7 +170,7 @@ class RowFunction:
         found = self._predictor.columns(batch)
         names = [name for name, _ in self._plan.columns]
         return pandas.DataFrame(
-            {name: _to_python(array) for name, array in zip(names, found, strict=True)},
+            {name: vectors_to_python(array) for name, array in zip(names, found, strict=True)},
             index=rows.index,
         )
 
@@ -185,16 +184,6 @@ def default_requirements() -> list[str]:
         f"pyarrow>={pa.__version__.partition('.')[0]}",
         "pandas<3",
     ]
-
-
-def _as_lists(column: Column) -> Column:
-    return replace(column, kind="array", depth=1) if column.kind == "vector" else column
-
-
-def _to_python(array: pa.Array) -> list[Any]:
-    is_vector = pa.types.is_struct(array.type) and array.type.get_field_index("indices") >= 0
-    values: list[Any] = (array.field("values") if is_vector else array).to_pylist()
-    return values
 
 
 def _import_mlflow() -> Any:

@@ -13,7 +13,7 @@ from pyspark.ml import Model
 from torch import Tensor, nn
 
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.base import Column
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.history import History
 from sparkdml.inference.apply import add_predictions, make_udf

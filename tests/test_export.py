@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sparkdml as dml
 from sparkdml.export import compare
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.array import ArrayColumn
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.testing.models import TinyClassifier
@@ -36,7 +36,7 @@ def fitted(source: Any, shape: Any = (3,), loss: Any = None, kind: Any = TorchMo
         weights=encode_weights(module),
         loss=loss or nn.CrossEntropyLoss(),
         metrics={},
-        features=(Column("features", "array", "float32", 1),),
+        features=(ArrayColumn("features", "float32"),),
         output_shape=list(shape) if isinstance(shape, tuple) else shape,
         history=History([], None, None),
     )

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 import sparkdml as dml
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
+from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
+from sparkdml.feed.columns.vector import VectorColumn
 from sparkdml.history import History
 from sparkdml.inference import weights as weights_module
 from sparkdml.inference.weights import Weights
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-FEATURES = (Column("features", "array", "float32", 1),)
+FEATURES = (ArrayColumn("features", "float32"),)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def test_whole_numbers_stay_whole(spark: SparkSession) -> None:
     big = (1 << 60) + 1
     data = spark.createDataFrame([(1, big), (2, 5)], "id int, big bigint")
     model = fitted(
-        lambda: nn.Linear(1, 1), None, features=(Column("big", "scalar", "int64"),)
+        lambda: nn.Linear(1, 1), None, features=(ScalarColumn("big", "int64"),)
     ).setPredict(double_ids)
     model.setFeaturesCol("big").setOutputCols(["twice", "ok"])
     predicted = model.transform(data)
@@ -204,7 +206,7 @@ def test_several_models_in_one_pass(rows: DataFrame) -> None:
 
 def test_odd_names_and_empty_frames(spark: SparkSession) -> None:
     data = spark.createDataFrame([([1.0, 2.0],)], "`a.b` array<float>")
-    columns = (Column("a.b", "array", "float32", 1),)
+    columns = (ArrayColumn("a.b", "float32"),)
     model = fitted(lambda: nn.Linear(2, 1), (1,), nn.MSELoss(), features=columns)
     model.setFeaturesCol("a.b").setPredictionCol("p.q")
     assert model.transform(data).columns == ["a.b", "p.q"]
@@ -255,7 +257,7 @@ def halve(batch: pa.RecordBatch) -> dict[str, Any]:
 
 def test_preprocess_runs_in_transform_and_udf(spark: SparkSession) -> None:
     data = spark.createDataFrame([(1, "ab"), (2, "abcd")], "id int, text string")
-    text = Column("text", "other", "object")
+    text = OpaqueColumn("text")
     model = fitted(lambda: nn.Linear(4, 1), (1,), nn.MSELoss(), features=(), inputs=(text,))
     model.setPreprocess(halve).setInputCols(["text", "label"]).setLabelCol("label")
     predicted = model.transform(data)
@@ -281,7 +283,7 @@ def test_ragged_rows_are_collated(spark: SparkSession) -> None:
         [(i, [1 + j % 9 for j in range(1 + i % 5)]) for i in range(20)],
         "id int, tokens array<bigint>",
     )
-    columns = (Column("tokens", "array", "int64", 1, ragged=True),)
+    columns = (RaggedColumn("tokens", "int64"),)
     model = fitted(SumsTokens, (2,), nn.MSELoss(), features=columns).setBatchSize(4)
     model.setFeaturesCol(["tokens", "tokens_length"]).setCollate(dml.pad())
     module: Any = model.module
@@ -440,7 +442,7 @@ def test_vectors_are_read_as_in_training(spark: SparkSession, tmp_path: Path) ->
     data = spark.createDataFrame(
         [(1, Vectors.dense(1.0, 2.0)), (2, Vectors.sparse(2, [0], [3.0]))], ["id", "features"]
     )
-    columns = (Column("features", "vector", "float32", 1),)
+    columns = (VectorColumn("features", "float32"),)
     model = fitted(lambda: nn.Linear(2, 1), (1,), nn.MSELoss(), features=columns)
     expected = model.module(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))[:, 0]
     torch.testing.assert_close(tensors(model.transform(data), "prediction"), expected)

@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from torch import Tensor, nn
 
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.array import ArrayColumn
 from sparkdml.history import History
 from sparkdml.inference.weights import Weights
 from sparkdml.model import TorchModel
@@ -57,7 +57,7 @@ def test_one_gigabyte(spark: SparkSession, tmp_path: Path) -> None:
         weights=weights,
         loss=None,
         metrics={},
-        features=(Column("features", "array", "float32", 1),),
+        features=(ArrayColumn("features", "float32"),),
         output_shape=[2],
         history=History([], None, None),
     )

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from sparkdml.errors import DataError, SetupError
 from sparkdml.estimator import TorchEstimator
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.array import ArrayColumn
 from sparkdml.feed.ragged import pad
 from sparkdml.history import History
 from sparkdml.inference.outputs import Output
@@ -100,7 +100,7 @@ def fitted(source: Any, loss: Any = None, metrics: dict[str, Any] | None = None)
         weights=encode_weights(module),
         loss=loss or nn.CrossEntropyLoss(),
         metrics=metrics or {},
-        features=(Column("features", "array", "float32", 1),),
+        features=(ArrayColumn("features", "float32"),),
         output_shape=[3],
         history=history,
     )
@@ -417,7 +417,7 @@ def test_model_of_several_modules_round_trip(spark: SparkSession, tmp_path: Path
         weights=encode_weights(module),
         loss=None,
         metrics=["worst"],
-        features=(Column("features", "array", "float32", 1),),
+        features=(ArrayColumn("features", "float32"),),
         output_shape=None,
         history=History([], None, None),
         step=reconstruct,

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import sparkdml as dml
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.array import ArrayColumn
 from sparkdml.history import History
 from sparkdml.inference.probe import find_largest_label
 from sparkdml.inference.scores import choose_class, find_link, to_probabilities, to_scores
@@ -55,7 +55,7 @@ def classification_model(loss: Any, shape: list[int], module: Any) -> Any:
         weights=encode_weights(built),
         loss=loss,
         metrics={},
-        features=(Column("features", "array", "float32", 1),),
+        features=(ArrayColumn("features", "float32"),),
         output_shape=shape,
         history=History([], None, None),
     )

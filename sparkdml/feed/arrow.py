@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdml.errors import DataError
-from sparkdml.feed.columns import Column, show_row, to_numpy
+from sparkdml.feed.columns.base import first_null, show_row
+from sparkdml.feed.columns.scalar import ScalarColumn
 from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Chunk, FeedPlan
 from sparkdml.feed.preprocess import Preprocessor, read_columns
@@ -41,7 +42,7 @@ def _held_out(
         return None
     flags = batch.column(plan.validation)
     if flags.null_count:
-        row = int(np.flatnonzero(flags.is_null().to_numpy(zero_copy_only=False))[0])
+        row = first_null(flags)
         raise DataError(
             f"the validation column {plan.validation!r} is null in the row {show_row(batch, row)}. "
             "Every row needs true or false: fill the column with coalesce"
@@ -50,7 +51,8 @@ def _held_out(
 
 
 def _draws(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    draws = to_numpy(Column(name, "scalar", "float64"), batch.column(name), batch)
+    draws = ScalarColumn(name, "float64").read(batch.column(name), batch)
+    assert isinstance(draws, np.ndarray)
     wrong = np.flatnonzero(~(np.isfinite(draws) & (draws >= 0)))
     if len(wrong):
         raise DataError(

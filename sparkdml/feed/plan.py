@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.base import Column
 from sparkdml.feed.order import Ints
 from sparkdml.feed.ragged import Collate, RaggedArray
 from sparkdml.feed.strata import Strata

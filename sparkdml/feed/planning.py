@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.feed.columns import Column, describe_columns, describe_inputs
+from sparkdml.feed.columns.base import Column
+from sparkdml.feed.columns.schema import describe_columns, describe_inputs
 from sparkdml.feed.plan import Augment, FeedPlan, Preprocess
 from sparkdml.feed.ragged import Collate
 from sparkdml.feed.validation_split import check_stratify
@@ -49,7 +50,7 @@ def plan_feed(schema: StructType, wishes: FeedWishes) -> FeedPlan:
     inputs: list[Column] = []
     if wishes.preprocess is not None:
         inputs = describe_inputs(schema, there if wishes.inputs is None else list(wishes.inputs))
-        columns = [column for column in describe_inputs(schema, there) if column.kind != "other"]
+        columns = [column for column in describe_inputs(schema, there) if column.is_fed]
         if not inputs:
             raise ParameterError(
                 "inputCols",
@@ -79,8 +80,8 @@ def plan_feed(schema: StructType, wishes: FeedWishes) -> FeedPlan:
 
 
 def _as_fed(column: Column, wishes: FeedWishes) -> Column:
-    ragged = wishes.collate is not None and column.kind == "array"
-    return replace(column.cast(wishes.floating), ragged=ragged)
+    cast = column.cast(wishes.floating)
+    return cast if wishes.collate is None else cast.for_collate()
 
 
 def _check_settings(schema: StructType, wishes: FeedWishes) -> None:

@@ -20,7 +20,9 @@ from torch import Tensor
 from sparkdml.errors import DataError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.collate import Collator
-from sparkdml.feed.columns import Column, show_row, to_numpy, to_values
+from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
+from sparkdml.feed.columns.base import show_row
+from sparkdml.feed.columns.scalar import ScalarColumn
 from sparkdml.feed.plan import Arrays, FeedPlan
 from sparkdml.feed.ragged import Ragged, RaggedArray
 
@@ -56,11 +58,7 @@ class Preprocessor:
         for column in self._inputs:
             if column.name not in batch.schema.names:
                 continue  # a label, when it is predicted
-            values = batch.column(column.name)
-            if column.kind == "vector" and pa.types.is_struct(values.type):
-                matrix = to_numpy(column, values, batch)
-                values = pa.FixedSizeListArray.from_arrays(matrix.reshape(-1), matrix.shape[1])
-            arrays.append(values)
+            arrays.append(column.for_preprocess(batch.column(column.name), batch))
             names.append(column.name)
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
@@ -125,16 +123,18 @@ class Preprocessor:
     ) -> np.ndarray | RaggedArray:
         if pa.types.is_fixed_size_list(values.type) and not values.null_count:
             size = values.type.list_size
-            column = Column(name, "scalar", _numpy_type(name, values.type.value_type))
-            return to_numpy(column, values.flatten(), given).reshape(-1, size)
+            flat = ScalarColumn(name, _numpy_type(name, values.type.value_type))
+            elements = flat.read(values.flatten(), given)
+            assert isinstance(elements, np.ndarray)
+            return elements.reshape(-1, size)
         depth, element = 0, values.type
         while pa.types.is_list(element) or pa.types.is_large_list(element):
             depth, element = depth + 1, element.value_type
-        ragged = bool(depth) and self._ragged_is_allowed
-        kind = _numpy_type(name, element)
-        return to_values(
-            Column(name, "array", dtype=kind, depth=depth, ragged=ragged), values, given
-        )
+        dtype = _numpy_type(name, element)
+        if not depth:
+            return ScalarColumn(name, dtype).read(values, given)
+        kind = RaggedColumn if self._ragged_is_allowed else ArrayColumn
+        return kind(name, dtype, depth).read(values, given)
 
     def _cast(self, name: str, values: np.ndarray | RaggedArray) -> np.ndarray | RaggedArray:
         content = values.values if isinstance(values, RaggedArray) else values
@@ -233,7 +233,7 @@ def read_columns(
     made: Arrays = {} if preprocessor is None else preprocessor(batch)
     names = batch.schema.names
     passed = {
-        column.name: to_values(column, batch.column(column.name), batch)
+        column.name: column.read(batch.column(column.name), batch)
         for column in plan.columns
         if column.name in names and column.name not in made
     }

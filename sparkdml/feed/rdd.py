@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdml.errors import DataError
-from sparkdml.feed.columns import show_values
+from sparkdml.feed.columns.base import show_values
 from sparkdml.feed.order import owner_of, shard_of
 from sparkdml.feed.plan import Arrays, Chunk, FeedPlan
 

@@ -19,7 +19,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.feed.arrow import HASH_COLUMN
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.base import quoted
 from sparkdml.feed.order import SHARD_BITS
 from sparkdml.feed.placement import place
 from sparkdml.feed.plan import FeedPlan
@@ -27,7 +27,6 @@ from sparkdml.feed.plan import FeedPlan
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import ArrayType
 
 FACTS = "sparkdml"
 
@@ -72,8 +71,8 @@ def shard_dataframe(
     if ranks is not None:
         counted = counted.filter(owner.isin(list(ranks)))
     # Different rows with one hash are rare but possible: their content decides.
-    vectors = {column.name for column in (*plan.inputs, *plan.columns) if column.kind == "vector"}
-    ties = [quoted(name) for name in counted.columns if name not in {*vectors, HASH_COLUMN}]
+    unsorted = {column.name for column in (*plan.inputs, *plan.columns) if not column.is_sort_key}
+    ties = [quoted(name) for name in counted.columns if name not in {*unsorted, HASH_COLUMN}]
     return place(counted, num_partitions or num_workers, owner).sortWithinPartitions(
         HASH_COLUMN, *ties
     )
@@ -83,7 +82,7 @@ def hashed(df: DataFrame, plan: FeedPlan) -> DataFrame:
     """The columns that the workers need, with the hash that places each row."""
     from pyspark.sql import functions as F
 
-    columns = {column.name: _readable(column) for column in (*plan.inputs, *plan.columns)}
+    columns = {column.name: column.spark_value() for column in (*plan.inputs, *plan.columns)}
     marks = (plan.validation if isinstance(plan.validation, str) else None, plan.sampling)
     for name in (*marks, plan.stratify):
         if name is not None and name not in columns:
@@ -158,13 +157,15 @@ def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
         facts["validation"] = F.count_if(F.col(quoted(plan.validation)))
     # What preprocess is given, only preprocess can judge; and it runs before the first step.
     judged = plan.columns if plan.preprocess is None else ()
-    nulls = [check for column in judged for check in _null_checks(column, df)]
+    nulls = [
+        check for column in judged for check in column.spark_null_checks(df.schema[column.name])
+    ]
     if isinstance(plan.validation, str) and df.schema[plan.validation].nullable:
         nulls.append(F.col(quoted(plan.validation)).isNull())
     if nulls:
         facts["nulls"] = F.count_if(reduce(operator.or_, nulls))
     for column in judged:
-        for name, (shortest, longest) in _lengths(column).items():
+        for name, (shortest, longest) in column.spark_lengths().items():
             facts[f"shortest:{name}"], facts[f"longest:{name}"] = F.min(shortest), F.max(longest)
     return [expression.alias(name) for name, expression in facts.items()]
 
@@ -177,70 +178,8 @@ def is_held_out(fraction: float) -> SparkColumn:
     return low_bits < F.lit(round(fraction * (1 << 24)))
 
 
-def _lengths(column: Column) -> dict[str, tuple[SparkColumn, SparkColumn]]:
-    """The shortest and the longest list of each row, for every level that must be all alike."""
-    from pyspark.sql import functions as F
-
-    if not column.depth:
-        return {}
-    value = F.col(quoted(column.name))
-    if column.kind == "vector":
-        size = F.coalesce(value["size"], F.size(value["values"]))
-        return {column.name: (size, size)}
-    lengths = {} if column.ragged else {column.name: (F.size(value), F.size(value))}
-    for level in range(1, column.depth):
-        sizes = F.transform(value, F.size)
-        lengths[column.name + "[]" * level] = F.array_min(sizes), F.array_max(sizes)
-        value = F.flatten(value)
-    return lengths
-
-
 def _hash_sum() -> SparkColumn:
     """Of the low 31 bits: a sum over four billion rows still fits into a long."""
     from pyspark.sql import functions as F
 
     return F.sum(F.col(HASH_COLUMN).bitwiseAND(F.lit(0x7FFFFFFF)))
-
-
-def _null_checks(column: Column, df: DataFrame) -> list[SparkColumn]:
-    """Whether the row has a null here, or in the array here; none where the schema excludes it."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType
-
-    field_ = df.schema[column.name]
-    value = F.col(quoted(column.name))
-    checks = [value.isNull()] if field_.nullable else []
-    kind = field_.dataType
-    element, flat, may_be_null = kind, value, False
-    for level in range(column.depth if isinstance(kind, ArrayType) else 0):
-        assert isinstance(element, ArrayType)
-        may_be_null |= element.containsNull
-        if level < column.depth - 1:
-            flat, element = F.flatten(flat), element.elementType
-    if may_be_null and isinstance(element, ArrayType):
-        # array_contains is null, not false, if the array has a null and not the number sought:
-        # compiled by Spark, unlike `exists`, which would cost as much as the whole shuffle. And
-        # flatten is null if an inner array is.
-        checks.append(F.array_contains(flat, _rare(element, column)).isNull())
-    return checks
-
-
-def _rare(kind: ArrayType, column: Column) -> SparkColumn:
-    """A value that hardly any array has: a null beside it is found in the stream all the same."""
-    from pyspark.sql import functions as F
-
-    if column.dtype == "bool":
-        return F.lit(False)
-    return F.lit(-1.2345678e-30 if column.is_floating else -101).cast(kind.elementType)
-
-
-def _readable(column: Column) -> SparkColumn:
-    from pyspark.sql import functions as F
-
-    value = F.col(quoted(column.name))
-    return F.unwrap_udt(value) if column.kind == "vector" else value
-
-
-def quoted(name: str) -> str:
-    """A column's name, taken as it is even if it has dots in it."""
-    return "`" + name.replace("`", "``") + "`"

@@ -18,9 +18,10 @@ import numpy as np
 
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.batch import select
+from sparkdml.feed.columns.base import quoted
 from sparkdml.feed.order import SHARD_BITS
 from sparkdml.feed.plan import Chunk, FeedPlan, is_validation
-from sparkdml.feed.sharding import hashed, quoted
+from sparkdml.feed.sharding import hashed
 from sparkdml.feed.strata import Strata, Stratum
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def held_out_rows(df: DataFrame, plan: FeedPlan) -> DataFrame:
     from pyspark.sql import functions as F
 
     from sparkdml.feed.arrow import HASH_COLUMN
-    from sparkdml.feed.sharding import hashed, is_held_out, quoted
+    from sparkdml.feed.sharding import is_held_out
 
     rows = hashed(df, plan)
     if plan.strata is None and isinstance(plan.validation, float):

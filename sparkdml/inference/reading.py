@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkdml.errors import DataError
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.base import Column
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.planning import FeedWishes, plan_feed
 from sparkdml.params import PredictionParams
@@ -72,13 +71,4 @@ def _check_same(plan: FeedPlan, names: list[str], trained: tuple[Column, ...]) -
     for name, before in zip(names, trained, strict=True):
         now = found[name]
         if now.is_floating != before.is_floating or now.depth != before.depth:
-            raise DataError(
-                f"column {name!r} is {_describe(now)}, but the model was trained on "
-                f"{_describe(before)}"
-            )
-
-
-def _describe(column: Column) -> str:
-    plain = replace(column, ragged=False)
-    depth = f" (depth {plain.depth})" if plain.depth > 1 else ""
-    return f"{plain.kind} of {plain.dtype}{depth}"
+            raise DataError(f"column {name!r} is {now}, but the model was trained on {before}")

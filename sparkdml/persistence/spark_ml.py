@@ -30,7 +30,7 @@ from pyspark.ml.util import (
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import DataError, SetupError
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.schema import recorded_column
 from sparkdml.history import History
 from sparkdml.inference.outputs import Output
 from sparkdml.inference.structure import check_state
@@ -105,8 +105,8 @@ class ModelWriter(StageWriter):
                     "metrics", dict(metrics) if isinstance(metrics, Mapping) else list(metrics)
                 ),
                 "loss_names": list(stage._loss_names),
-                "features": [dataclasses.asdict(column) for column in stage._features],
-                "inputs": [dataclasses.asdict(column) for column in stage._inputs],
+                "features": [column.record() for column in stage._features],
+                "inputs": [column.record() for column in stage._inputs],
                 "output_shape": stage._output_shape,
                 "outputs": found and [dataclasses.asdict(output) for output in found],
             }
@@ -175,12 +175,12 @@ class ModelReader(StageReader[Stage]):
             weights=weights,
             loss=decoder.decode("loss", fitted["loss"]),
             metrics=decoder.decode("metrics", fitted["metrics"]),
-            features=tuple(Column(**column) for column in fitted["features"]),
+            features=tuple(map(recorded_column, fitted["features"])),
             output_shape=fitted["output_shape"],
             history=History.from_dict(json.loads(decoder.read(_HISTORY))),
             step=decoder.decode("step", fitted.get("step")),
             loss_names=tuple(fitted.get("loss_names", ())),
-            inputs=tuple(Column(**column) for column in fitted.get("inputs", ())),
+            inputs=tuple(map(recorded_column, fitted.get("inputs", ()))),
         )
 
     def _finish(self, stage: Any, manifest: dict[str, Any]) -> None:

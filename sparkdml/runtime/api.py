@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.checkpoint.fingerprint import describe_data
 from sparkdml.errors import ParameterError
-from sparkdml.feed.columns import describe_columns
+from sparkdml.feed.columns.schema import describe_columns
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.observe.observers import Calls, Observer, Observers, OutputPrinter, RestartWarnings
 from sparkdml.runtime.driver.checkpointed_run import open_run

@@ -9,7 +9,10 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
 from sparkdml.errors import DataError
-from sparkdml.feed.columns import Column, describe_columns, to_numpy
+from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
+from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
+from sparkdml.feed.columns.schema import describe_columns, recorded_column
+from sparkdml.feed.columns.vector import VectorColumn
 
 VECTOR = pa.struct(
     [
@@ -24,7 +27,7 @@ VECTOR = pa.struct(
 def convert(column, values, kind=None):
     array = pa.array(values, kind)
     batch = pa.RecordBatch.from_arrays([array], names=[column.name])
-    return to_numpy(column, array, batch)
+    return column.read(array, batch)
 
 
 def schema(**kinds):
@@ -56,15 +59,15 @@ def test_large_ids_are_exact():
 
 
 def test_only_floating_columns_are_cast():
-    assert Column("x", "array", "float64", 1).cast("float32").dtype == "float32"
-    assert Column("id", "scalar", "int64").cast("float32").dtype == "int64"
+    assert ArrayColumn("x", "float64").cast("float32").dtype == "float32"
+    assert ScalarColumn("id", "int64").cast("float32").dtype == "int64"
 
 
 @given(st.integers(0, 5), st.integers(0, 4), st.integers(1, 3))
 def test_nested_arrays(rows, length, inner):
     values = np.arange(rows * length * inner, dtype=np.float32).reshape(rows, length, inner)
     kind = pa.list_(pa.list_(pa.float32()))
-    result = convert(Column("x", "array", "float32", 2), values.tolist(), kind)
+    result = convert(ArrayColumn("x", "float32", 2), values.tolist(), kind)
     if rows and length:
         assert np.array_equal(result, values)
 
@@ -72,7 +75,7 @@ def test_nested_arrays(rows, length, inner):
 def test_a_sliced_batch_is_read_from_its_own_rows():
     array = pa.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).slice(1, 2)
     batch = pa.RecordBatch.from_arrays([array], names=["x"])
-    result = to_numpy(Column("x", "array", "float64", 1), array, batch)
+    result = ArrayColumn("x", "float64").read(array, batch)
     assert result.tolist() == [[3.0, 4.0], [5.0, 6.0]]
 
 
@@ -96,31 +99,31 @@ def test_vectors_of_different_sizes():
         {"type": 0, "size": 3, "indices": [1], "values": [9.0]},
     ]
     with pytest.raises(DataError, match="'v' has 3 elements in the row"):
-        convert(Column("v", "vector", "float64", 1), values, VECTOR)
+        convert(VectorColumn("v"), values, VECTOR)
 
 
 def test_a_null_names_column_and_row():
     batch = pa.RecordBatch.from_pydict({"id": [1, 2, 3], "x": [0.5, None, 1.5]})
     with pytest.raises(DataError, match=r"column 'x' is null in the row \(id=2, x=None\)"):
-        to_numpy(Column("x", "scalar", "float64"), batch.column("x"), batch)
+        ScalarColumn("x", "float64").read(batch.column("x"), batch)
 
 
 def test_a_null_inside_an_array_names_column_and_row():
     batch = pa.RecordBatch.from_pydict({"id": [1, 2], "x": [[0.5, 1.0], [2.0, None]]})
     with pytest.raises(DataError, match=r"'x' has a null inside the array in the row \(id=2"):
-        to_numpy(Column("x", "array", "float64", 1), batch.column("x"), batch)
+        ArrayColumn("x", "float64").read(batch.column("x"), batch)
 
 
 def test_a_ragged_array_names_column_and_row():
     batch = pa.RecordBatch.from_pydict({"id": [1, 2, 3], "x": [[1.0, 2.0], [3.0, 4.0], [5.0]]})
     with pytest.raises(DataError, match=r"'x' has 1 elements in the row \(id=3.*but 2 in others"):
-        to_numpy(Column("x", "array", "float64", 1), batch.column("x"), batch)
+        ArrayColumn("x", "float64").read(batch.column("x"), batch)
 
 
 def test_a_ragged_inner_array_names_the_row():
     batch = pa.RecordBatch.from_pydict({"id": [1, 2], "x": [[[1.0], [2.0]], [[3.0], [4.0, 5.0]]]})
     with pytest.raises(DataError, match=r"in the row \(id=2"):
-        to_numpy(Column("x", "array", "float64", 2), batch.column("x"), batch)
+        ArrayColumn("x", "float64", 2).read(batch.column("x"), batch)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +147,27 @@ def test_types_that_cannot_be_fed_come_with_a_fix(kind, fix):
 def test_a_missing_column_lists_those_there_are():
     with pytest.raises(DataError, match="no column 'feature': the DataFrame has features, label"):
         describe_columns(schema(features=T.LongType(), label=T.LongType()), ["feature"])
+
+
+@pytest.mark.parametrize(
+    ("column", "record"),
+    [
+        (ScalarColumn("x", "int64"), ("scalar", "int64", 0, False)),
+        (ArrayColumn("x", "float32", 2), ("array", "float32", 2, False)),
+        (RaggedColumn("x", "int64"), ("array", "int64", 1, True)),
+        (VectorColumn("x", "float32"), ("vector", "float32", 1, False)),
+        (OpaqueColumn("x"), ("other", "object", 0, False)),
+    ],
+)
+def test_saved_models_record_columns_in_the_form_of_the_first_release(column, record):
+    fields = {"name": "x", **dict(zip(("kind", "dtype", "depth", "ragged"), record, strict=True))}
+    assert column.record() == fields
+    assert recorded_column(fields) == column
+
+
+def test_only_arrays_may_become_ragged_and_only_vectors_change_outside_spark():
+    assert ArrayColumn("x", "int64", 2).for_collate() == RaggedColumn("x", "int64", 2)
+    for column in (ScalarColumn("x", "int64"), VectorColumn("x"), RaggedColumn("x", "int64")):
+        assert column.for_collate() == column
+    assert VectorColumn("x", "float32").outside_spark() == ArrayColumn("x", "float32")
+    assert ScalarColumn("x", "int64").outside_spark() == ScalarColumn("x", "int64")

@@ -12,12 +12,13 @@ from PIL import Image
 import sparkdml as dml
 from sparkdml.errors import DataError
 from sparkdml.feed.arrow import HASH_COLUMN, read_arrow
-from sparkdml.feed.columns import Column
+from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
+from sparkdml.feed.columns.vector import VectorColumn
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.preprocess import prepare
 from sparkdml.feed.ragged import Ragged
 
-INPUTS = (Column("id", "scalar", "int64"), Column("text", "other", "object"))
+INPUTS = (ScalarColumn("id", "int64"), OpaqueColumn("text"))
 TEXTS = ["a", "bcd", "", "ef"]
 
 
@@ -87,16 +88,14 @@ def test_vectors_come_as_lists_of_numbers():
     batch = pa.RecordBatch.from_arrays([pa.array([sparse], kind)], names=["v"])
     plan = FeedPlan(
         (),
-        inputs=(Column("v", "vector", "float64", 1),),
+        inputs=(VectorColumn("v"),),
         preprocess=lambda rows: {"sum": np.array([sum(v) for v in rows["v"].to_pylist()])},
     )
     assert prepare(plan, batch)["sum"].tolist() == [5.0]
 
 
 def test_a_label_that_is_not_there_is_left_out_of_inference():
-    plan = plan_of(
-        lambda rows: {"x": np.ones(rows.num_rows)}, (Column("label", "scalar", "int64"),)
-    )
+    plan = plan_of(lambda rows: {"x": np.ones(rows.num_rows)}, (ScalarColumn("label", "int64"),))
     assert sorted(prepare(plan, batch_of())) == ["x"]
     assert prepare(plan, batch_of([])).num_rows == 0
 
@@ -113,7 +112,7 @@ def decode(batch):
 
 
 def test_images_are_decoded_and_the_one_that_is_broken_is_named():
-    inputs = (Column("name", "other", "object"), Column("image", "other", "object"))
+    inputs = (OpaqueColumn("name"), OpaqueColumn("image"))
     plan = FeedPlan((), inputs=inputs, preprocess=decode)
     names = [f"{i}.png" for i in range(9)]
     images = [png(i * 20) for i in range(9)]

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import functions as F
 
-from sparkdml.feed.columns import describe_columns
+from sparkdml.feed.columns.schema import describe_columns
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.sharding import DataFacts, facts_of, read_facts, shard_dataframe
 

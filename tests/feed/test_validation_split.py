@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed import validation_split
 from sparkdml.feed.arrow import read_arrow
-from sparkdml.feed.columns import describe_columns
+from sparkdml.feed.columns.schema import describe_columns
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.order import owner_of, shard_of
 from sparkdml.feed.sharding import read_facts, shard_dataframe
