@@ -68,7 +68,12 @@ CASES: dict[str, tuple[Callable[[], Any], int]] = {
     "AdaptiveBalance-1": (partial(dml.AdaptiveBalance, every=2), 1),
 }
 OWN_OPTIMIZER = ("LBFGS", "NewtonCG")  # which takes no optimizer=
-MEASURED = ("seconds", "rows_per_second", "staleness")  # columns that depend on timing
+MEASURED = (
+    "seconds",
+    "rows_per_second",
+    "wait_seconds",
+    "staleness",
+)  # columns that depend on timing
 
 
 def make_model() -> nn.Module:
