@@ -37,8 +37,9 @@ from sparkdml.observe.timeline.trace import Timeline
 from sparkdml.observe.trackers import TrackerObserver
 from sparkdml.params import TrainingParams
 from sparkdml.persistence import EstimatorPersistence
-from sparkdml.runtime.api import find_resources, find_session
+from sparkdml.runtime.api import find_resources
 from sparkdml.runtime.protocol.plan import Options
+from sparkdml.session import find_session
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback

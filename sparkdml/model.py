@@ -26,7 +26,7 @@ from sparkdml.inference.structure import Inseparable, fill, make_skeleton
 from sparkdml.inference.weights import ShippedModel, Weights
 from sparkdml.params import PredictionParams
 from sparkdml.persistence import ModelPersistence
-from sparkdml.runtime.api import find_session
+from sparkdml.session import find_session
 from sparkdml.training.forward import OutputShape
 from sparkdml.training.modules import Modules, floating_type
 from sparkdml.training.objective import CLASS_INDEX, LossFunction

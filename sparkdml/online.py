@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from sparkdml.checkpoint.stores.places import StoreAccess, resolve_place
 from sparkdml.errors import ParameterError, SetupError
-from sparkdml.runtime.api import find_session
+from sparkdml.session import find_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,13 +16,14 @@ from sparkdml.parameter_server.consistency import TAP, Consistency
 from sparkdml.parameter_server.kvstore.store import KVStore
 from sparkdml.parameter_server.server_task import host_servers
 from sparkdml.parameter_server.wire.seal import JobKey
-from sparkdml.runtime.api import check_positive, check_whole, find_session
+from sparkdml.runtime.api import check_positive, check_whole
 from sparkdml.runtime.driver.cluster import find_cluster
 from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.driver.preflight import blob_threshold
 from sparkdml.runtime.driver.slots import reserved_slots
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.roles import Role
+from sparkdml.session import find_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

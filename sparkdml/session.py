@@ -1,15 +1,19 @@
-"""A session that suits training: offered, never needed."""
+"""The Spark session: a builder with settings that suit training, and which session is meant.
+
+Driver only. Nobody needs the builder: any session will do.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdml.errors import ParameterError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import RDD
+    from pyspark.sql import DataFrame, SparkSession
 
 DAEMON = "spark.python.daemon.module"
 SETTINGS = {
@@ -53,6 +57,21 @@ def session_builder(
             if key != DAEMON or _is_installed():
                 builder = builder.config(key, value)
     return builder
+
+
+def find_session(
+    data: DataFrame | RDD[Any] | None, spark: SparkSession | None = None
+) -> SparkSession:
+    """The session that the data belongs to, the active one, or a new local one."""
+    from pyspark.sql import DataFrame, SparkSession
+
+    if spark is None and isinstance(data, DataFrame):
+        spark = data.sparkSession
+    if spark is None:
+        spark = SparkSession.getActiveSession()
+    if spark is None:
+        spark = session_builder().getOrCreate()
+    return spark
 
 
 def _is_installed() -> bool:

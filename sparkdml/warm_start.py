@@ -1,24 +1,49 @@
-"""Weights to begin from: of a fitted model, or of a state dict, checked before any job."""
+"""Weights that training starts from: those of a fitted model, or a state dict.
+
+Driver only, before any job; `training.weights` loads them in each worker.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from sparkdml.errors import ParameterError
-
-if TYPE_CHECKING:
-    from sparkdml.model import TorchModel
 
 MAX_LISTED = 6
 # What wrappers put before the names of the parameters of the module that they wrap.
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
+class HasModule(Protocol):
+    """What a fitted model is to a warm start."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+
+def to_warm_start(value: Any) -> Any:
+    """The converter of `warmStart`: a fitted model, or a state dict."""
+    # Asked of the class: a fitted model fills its module when it is first read.
+    if isinstance(getattr(type(value), "module", None), property):
+        return value
+    is_state = isinstance(value, Mapping) and all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items()
+    )
+    if is_state and value:
+        return dict(value)
+    raise ParameterError(
+        "warmStart",
+        type(value).__name__,
+        "a fitted TorchModel, or a state dict (names to tensors)",
+        "Load a saved one by dml.TorchModel.load(path), or by torch.load(path, weights_only=True).",
+    )
+
+
 def starting_state(
-    value: TorchModel | Mapping[str, Tensor] | None, module: nn.Module
+    value: HasModule | Mapping[str, Tensor] | None, module: nn.Module
 ) -> dict[str, Tensor] | None:
     """The tensors of `warmStart`, if they fit the module; None if there is no `warmStart`."""
     if value is None:

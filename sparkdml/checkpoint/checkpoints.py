@@ -1,24 +1,61 @@
-"""`dml.Checkpoints`: where a run's checkpoints lie, how often they are taken, which are kept."""
+"""`dml.Checkpoints`: where a run's checkpoints lie, how often they are taken, which are kept.
+
+Driver only. What replays a past step is behind two Protocols: this folder knows no estimator and no
+runtime.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import nn
 
 from sparkdml.checkpoint.archive import Archive
+from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.keep import Keep, parse_keep
 from sparkdml.checkpoint.lineage import Lineage
 from sparkdml.checkpoint.manifest import Manifest
 from sparkdml.checkpoint.policy import Interval, check_failure_seconds, parse_every
 from sparkdml.checkpoint.stores.places import StoreAccess, resolve_place
 from sparkdml.errors import CheckpointError, ParameterError
+from sparkdml.session import find_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdml.checkpoint.replay import Replayed
-    from sparkdml.estimator import TorchEstimator
+
+class ReplayableRun(Protocol):
+    """A run that is ready to be trained."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    def replay(
+        self, checkpoints: Checkpoints, start: Manifest, num_workers: int, step: int
+    ) -> tuple[bytes, bytes, list[float]]:
+        """The encoded state after `step` (every rank's, and rank 0's own), and the losses."""
+        ...
+
+
+class Replayable(Protocol):
+    """What makes such a run for a DataFrame: an estimator."""
+
+    def _prepare(self, dataset: DataFrame) -> ReplayableRun: ...
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A past state of a run, as rank 0 had it."""
+
+    step: int
+    module: nn.Module
+    state: Mapping[str, Any]  # parameters, optimizer, random, progress, callbacks, …
+    losses: Mapping[int, float]  # of the steps that were trained again
+    from_step: int  # of the checkpoint
 
 
 class Checkpoints:
@@ -74,15 +111,34 @@ class Checkpoints:
         with self.open(_session(self.path)) as access:
             return Archive(access.driver_store()).newest()
 
-    def replay(self, step: int, estimator: TorchEstimator, dataset: DataFrame) -> Replayed:
+    def replay(self, step: int, estimator: Replayable, dataset: DataFrame) -> Replayed:
         """The state after any past step, trained again from the nearest checkpoint before it.
 
         Nothing is written. `estimator` and `dataset` are those of the run; with as many workers as
         then, the state is the same bit for bit.
         """
-        from sparkdml.checkpoint.replay import replay
-
-        return replay(self, step, estimator, dataset)
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ParameterError("step", step, "a whole number, 0 or more")
+        start, following = self.nearest(step)
+        # The steps after a checkpoint were trained by the workers that wrote the next one.
+        num_workers = (following or start).num_workers
+        fit = estimator._prepare(dataset)
+        shared, own, losses = fit.replay(self, start, num_workers, step)
+        entries = {**decode(shared, "the replayed state"), **decode(own, "the replayed state")}
+        state = {name: entry.value for name, entry in entries.items()}
+        with torch.no_grad():
+            for name, parameter in fit.module.named_parameters(remove_duplicate=False):
+                parameter.copy_(state["parameters"][name])
+            for name, buffer in fit.module.named_buffers():
+                buffer.copy_(state["buffers"][name])
+        first = start.step + 1
+        return Replayed(
+            step=step,
+            module=fit.module,
+            state=state,
+            losses={first + index: loss for index, loss in enumerate(losses)},
+            from_step=start.step,
+        )
 
     def nearest(self, step: int) -> tuple[Manifest, Manifest | None]:
         """The checkpoint at or before a step, and the next one on the way to the run's end."""
@@ -112,7 +168,5 @@ class Checkpoints:
 def _session(path: str) -> SparkSession | None:
     """The active one, if there is one. Only a path without a scheme means nothing without Spark."""
     from pyspark.sql import SparkSession
-
-    from sparkdml.runtime.api import find_session
 
     return SparkSession.getActiveSession() or (None if ":" in path else find_session(None))

@@ -10,7 +10,6 @@ from sparkdml.params.objects import (
     to_model,
     to_optimizer,
     to_strategy,
-    to_warm_start,
 )
 from sparkdml.params.param import (
     AccessibleParams,
@@ -22,6 +21,7 @@ from sparkdml.params.param import (
     param,
     whole,
 )
+from sparkdml.warm_start import to_warm_start
 
 
 class ObjectiveParams(AccessibleParams):

@@ -105,25 +105,6 @@ def to_metrics(value: Any) -> dict[str, Any] | list[str]:
     return found
 
 
-def to_warm_start(value: Any) -> Any:
-    """A fitted model, or a state dict."""
-    from sparkdml.model import TorchModel  # which needs these Params itself
-
-    if isinstance(value, TorchModel):
-        return value
-    is_state = isinstance(value, Mapping) and all(
-        isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in value.items()
-    )
-    if is_state and value:
-        return dict(value)
-    raise ParameterError(
-        "warmStart",
-        type(value).__name__,
-        "a fitted TorchModel, or a state dict (names to tensors)",
-        "Load a saved one by dml.TorchModel.load(path), or by torch.load(path, weights_only=True).",
-    )
-
-
 def to_predict(value: Any) -> Any:
     if not callable(value) and not (isinstance(value, str) and value):
         raise ParameterError(

@@ -18,6 +18,7 @@ from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.protocol.plan import Options, Resources
 from sparkdml.runtime.protocol.service import DriverService
 from sparkdml.runtime.worker.context import Context
+from sparkdml.session import find_session
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -165,23 +166,6 @@ def make_feed_plan(
     if not names:
         raise ParameterError("columns", names, "at least one column")
     return FeedPlan(tuple(describe_columns(data.schema, names)), seed)
-
-
-def find_session(
-    data: DataFrame | RDD[Any] | None, spark: SparkSession | None = None
-) -> SparkSession:
-    """The session that the data belongs to, the active one, or a new local one."""
-    from pyspark.sql import DataFrame, SparkSession
-
-    if spark is None and isinstance(data, DataFrame):
-        spark = data.sparkSession
-    if spark is None:
-        spark = SparkSession.getActiveSession()
-    if spark is None:
-        from sparkdml.session import session_builder
-
-        spark = session_builder().getOrCreate()
-    return spark
 
 
 def find_resources(spark: SparkSession, cpus: int | None, gpus: int) -> Resources:
