@@ -242,9 +242,9 @@ def leave_slots(monkeypatch, left):
 
     real = preflight.wait_for_replacements
 
-    def wait(*args):
+    def wait(*args, **keywords):
         monkeypatch.setattr(preflight, "count_slots", lambda *args: left)
-        return real(*args)
+        return real(*args, **keywords)
 
     monkeypatch.setattr(preflight, "wait_for_replacements", wait)
 
