@@ -1,7 +1,8 @@
 """Writes docs/reference.md from the docstrings: `python scripts/make_reference.py [--check]`.
 
-Every name of `sparkdml.__all__`, with its signature, its docstring, its public methods, and for
-classes with Spark ML Params a table of them. What is written there is changed in the code.
+Every name of `sparkdml.__all__` and of `sparkdml.extending.__all__`, with its signature, its
+docstring, its public methods, and for classes with Spark ML Params a table of them. What is written
+there is changed in the code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,11 +81,40 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Checkpoints": ("Checkpoints", "Keep"),
     "Watching": ("History", "MLflow", "TensorBoard", "mlflow"),
+    "Extending": (
+        "Compression",
+        "Reducer",
+        "ResidualReducer",
+        "Bucket",
+        "FlatParams",
+        "Unfinished",
+        "begin_stats",
+        "Communicator",
+        "Work",
+        "Entry",
+        "State",
+    ),
     "Saving": ("allow_pickle",),
     "Errors": ("Error", "Lost", "NonFiniteLoss", "NotEnoughSlots"),
 }
+# What stands under a section's heading.
+NOTES = {
+    "Extending": "These are names of `sparkdml.extending`: what a compressor, a callback, a "
+    "strategy, a store or a\ntracker of your own is written with. "
+    "[How to extend](how-to-extend.md) says where to begin."
+}
 # Users are given these, and never make one.
-GIVEN = {"Context", "History", "TorchModel", "Batch", "Ragged"}
+GIVEN = {
+    "Context",
+    "History",
+    "TorchModel",
+    "Batch",
+    "Ragged",
+    "Bucket",
+    "FlatParams",
+    "Communicator",
+    "Work",
+}
 # Called by the package only.
 OURS = {"close_feed", "close", "event", "flush_events", "label_column", "feature_columns"}
 ENDINGS = ("Estimator", "Classifier", "Regressor", "Model", "Error", "Lost")
@@ -234,7 +265,7 @@ def first_paragraph(doc: str | None) -> str:
 
 def describe(name: str, value: Any, public: set[type]) -> Iterator[str]:
     yield from (f"### {name}", "")
-    if inspect.isclass(value):
+    if inspect.isclass(value) and not isinstance(value, GenericAlias):
         yield from describe_class(name, value, public)
     elif inspect.ismodule(value):
         yield from (describe_doc(value.__doc__), "")
@@ -246,6 +277,8 @@ def describe(name: str, value: Any, public: set[type]) -> Iterator[str]:
                 "",
             )
             yield from (describe_doc(getattr(value, inner).__doc__), "")
+    elif isinstance(value, GenericAlias):
+        yield from (f"`{re.sub(r'sparkdml[.a-z_]*[.]', '', str(value))}`", "")
     else:
         yield from (
             "```text",
@@ -259,12 +292,13 @@ def describe(name: str, value: Any, public: set[type]) -> Iterator[str]:
 
 def make_reference() -> str:
     import sparkdml
+    from sparkdml import extending
 
-    names = [name for name in sparkdml.__all__ if not name.startswith("__")]
-    values = {name: getattr(sparkdml, name) for name in names}
+    values = {name: getattr(extending, name) for name in extending.__all__}
+    values |= {name: getattr(sparkdml, name) for name in sparkdml.__all__ if name[0] != "_"}
     public = {value for value in values.values() if inspect.isclass(value)}
     by_section: dict[str, list[str]] = {section: [] for section in SECTIONS}
-    for name in names:
+    for name in values:
         by_section[section_of(name)].append(name)
     lines = [HEAD]
     for section, members in by_section.items():
@@ -272,6 +306,7 @@ def make_reference() -> str:
             continue
         order = {each: place for place, each in enumerate(SECTIONS[section])}
         lines += [f"## {section}", ""]
+        lines += [NOTES[section], ""] if section in NOTES else []
         for name in sorted(members, key=lambda each: (order.get(each, len(order)), each)):
             lines += describe(name, values[name], public)
     text = "\n".join(lines)

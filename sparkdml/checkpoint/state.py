@@ -10,19 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# replicated: the same on every rank; written once.
-# mean, sum: each rank has its own. On another number of ranks all get the mean or the sum.
-# reset: each rank has its own. On another number of ranks it is lost, and begins anew.
 Rule = Literal["replicated", "mean", "sum", "reset"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One piece of state: tensors, numbers and text, nested in dicts and lists as needed."""
+    """One piece of state, and how it survives a change of the number of ranks.
+
+    Args:
+        value: tensors, numbers and text, nested in dicts and lists as needed.
+        rule: "replicated" is the same on every rank, and written once. Of the others each rank has
+            its own: with another number of ranks all get their "mean" or their "sum", and what is
+            "reset" is left out, so that each rank begins as in a new run.
+        weight: of this rank in a mean.
+    """
 
     value: Any
     rule: Rule = "replicated"
-    weight: float = 1.0  # of this rank in a mean
+    weight: float = 1.0
 
 
 State = dict[str, Entry]

@@ -86,7 +86,15 @@ class PointToPoint(Protocol):
 
 
 class Communicator(ABC):
-    """Collectives among `size` ranks. As a context manager it closes, or aborts on an exception."""
+    """Collectives among `size` ranks. As a context manager it closes, or aborts on an exception.
+
+    Every rank calls the same collectives in the same order, with tensors of the same shapes.
+
+    Attributes:
+        rank: this rank's, from 0.
+        size: how many ranks there are.
+        traffic: what this rank has sent: `.bytes` and `.messages`.
+    """
 
     rank: int
     size: int
@@ -106,13 +114,15 @@ class Communicator(ABC):
         return True
 
     @abstractmethod
-    def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work: ...
+    def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
+        """Begin to reduce a tensor over all ranks, in place; the result is there after a `wait`."""
 
     def repeated(self, tensor: Tensor, op: ReduceOp = "sum") -> Callable[[], Work]:
         """`allreduce_async_` of one tensor, to be called again and again: the checks come first."""
         return partial(self.allreduce_async_, tensor, op)
 
     def allreduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Reduce a tensor over all ranks, in place: sum, mean, min, max or product."""
         self.allreduce_async_(tensor, op).wait()
         return tensor
 
@@ -122,7 +132,8 @@ class Communicator(ABC):
             work.wait()
 
     @abstractmethod
-    def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor: ...
+    def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Fill the tensor with that of the root."""
 
     @abstractmethod
     def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
@@ -162,7 +173,8 @@ class Communicator(ABC):
         """Rank r receives `tensors[r]` of the root; the others pass None."""
 
     @abstractmethod
-    def barrier(self) -> None: ...
+    def barrier(self) -> None:
+        """Wait until every rank has called it."""
 
     @abstractmethod
     def split(self, color: int, key: int | None = None) -> Communicator:

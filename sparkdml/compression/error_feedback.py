@@ -37,21 +37,29 @@ def compensate_(residual: Tensor, wanted: Tensor, sent: Tensor, rows: float) -> 
 
 
 class ResidualReducer(Reducer):
-    """Error feedback around any exchange; each bucket has a debt."""
+    """Error feedback around any exchange: a subclass sends a tensor, and this keeps the residuals.
+
+    Each bucket has a residual, per row. It is added to what the next step sends, and becomes what
+    that step did not send. `state()` brings it into checkpoints, each rank its own.
+
+    Attributes:
+        comm: the communicator that the exchange goes over.
+        buckets: the stretches of the gradients, in the order in which they are reduced.
+    """
 
     sends_stats: ClassVar[bool] = False  # whether a bucket's exchange adds up its stats, too
 
     def __init__(self, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]) -> None:
-        self._comm, self._params, self._buckets = comm, params, buckets
+        self.comm, self._params, self.buckets = comm, params, buckets
         self._residuals = [torch.zeros_like(b.grads, dtype=torch.float32) for b in buckets]
 
     def reduce_async_(self, index: int) -> Work:
-        bucket, residual = self._buckets[index], self._residuals[index]
+        bucket, residual = self.buckets[index], self._residuals[index]
         # This rank's own: all were counted in the forward passes, before the first gradient was
         # complete. They are read before the stats are on their way to be summed.
         rows = float(self._params.stats[ROWS])
         is_empty = not bucket.grads.numel()
-        begun = begin_stats(self._comm, bucket) if is_empty or not self.sends_stats else []
+        begun = begin_stats(self.comm, bucket) if is_empty or not self.sends_stats else []
         if is_empty:
             return Unfinished(begun, lambda: None)
         wanted = with_residual(bucket.grads.float(), residual, rows)
@@ -66,10 +74,14 @@ class ResidualReducer(Reducer):
 
     @abstractmethod
     def begin(self, index: int, wanted: Tensor, rows: float) -> End:
-        """Begin to send a bucket's flat tensor; the gradients of `rows` rows are in it."""
+        """Begin to send a bucket's flat float32 tensor; the gradients of `rows` rows are in it.
+
+        Returns a function that ends the exchange: it gives what of this rank was sent, and the sum
+        of what all ranks sent, which is the same on every rank. With `rows` at 0, send zeros.
+        """
 
     def state(self) -> State:
-        """Each rank's own; with another number of ranks all begin without debts."""
+        """Each rank's own; with another number of ranks all begin without residuals."""
         return {"debts": Entry(self._residuals, "reset")}
 
     def load(self, state: Mapping[str, Any]) -> list[str]:

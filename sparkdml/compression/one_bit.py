@@ -144,8 +144,8 @@ class OneBitReducer(ResidualReducer):
         self._sum_residuals = [torch.zeros(count, device=device) for count in own]
 
     def begin(self, index: int, wanted: Tensor, rows: float) -> End:
-        comm, columns, parts = self._comm, self._columns[index], self._parts[index]
-        stats = self._buckets[index].stats
+        comm, columns, parts = self.comm, self._columns[index], self._parts[index]
+        stats = self.buckets[index].stats
         bits, means = columns.quantise(wanted)
         bits_of = bits.split_with_sizes([part.num_numbers for part in parts])
         means_of = means.split_with_sizes([part.num_columns for part in parts])

@@ -70,7 +70,7 @@ class PowerReducer(ResidualReducer):
 
     def _parted(self, index: int, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Views of a bucket's parameters: those that are taken for matrices, and the others."""
-        sizes = [shape.numel() for shape in self._buckets[index].shapes]
+        sizes = [shape.numel() for shape in self.buckets[index].shapes]
         pairs = list(zip(flat.split_with_sizes(sizes), self._shapes[index], strict=True))
         matrices = [piece.view(shape) for piece, shape in pairs if shape is not None]
         return matrices, [piece for piece, shape in pairs if shape is None]
@@ -80,7 +80,7 @@ class PowerReducer(ResidualReducer):
         matrices, others = self._parted(index, wanted)
         lefts = [matrix @ base for matrix, base in zip(matrices, bases, strict=True)]
         flat, parts = packed([*lefts, *others])
-        work = self._comm.allreduce_async_(flat)
+        work = self.comm.allreduce_async_(flat)
 
         def end() -> tuple[Tensor, Tensor]:
             work.wait()
@@ -88,7 +88,7 @@ class PowerReducer(ResidualReducer):
             own = [matrix.T @ side for matrix, side in zip(matrices, left, strict=True)]
             flat, right = packed(own)
             if own:
-                self._comm.allreduce_(flat)
+                self.comm.allreduce_(flat)
             sent, total = wanted.clone(), torch.empty_like(wanted)
             multiply_(self._parted(index, sent)[0], left, own)
             into, others_into = self._parted(index, total)

@@ -52,7 +52,7 @@ class TopKReducer(ResidualReducer):
 
         def end() -> tuple[Tensor, Tensor]:
             total = torch.zeros_like(wanted)
-            for one in self._comm.allgather(pairs):
+            for one in self.comm.allgather(pairs):
                 spread(one, total)
             return spread(pairs, torch.zeros_like(wanted)), total
 

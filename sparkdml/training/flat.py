@@ -23,10 +23,16 @@ from sparkdml.training.modules import Modules
 
 @dataclass(frozen=True)
 class Bucket:
-    """A stretch of the gradients that is reduced at once, and the parameters that fill it."""
+    """A stretch of the gradients that is reduced at once, and the parameters that fill it.
 
-    tensor: Tensor  # of the last bucket with the stats behind the gradients
-    shapes: tuple[torch.Size, ...]  # of the parameters, in their order
+    Attributes:
+        tensor: the gradients, and in the last bucket the stats behind them.
+        shapes: of the parameters, in their order.
+        grads: the gradients alone, flat.
+    """
+
+    tensor: Tensor
+    shapes: tuple[torch.Size, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -43,7 +49,14 @@ class Bucket:
 
 
 class FlatParams:
-    """Parameters of one floating-point type on one device."""
+    """All trainable parameters of a module, which are of one floating-point type on one device.
+
+    Attributes:
+        parameters: in the order in which they lie in the buffers, the module's last ones first.
+        values: their values, one flat tensor. The module's parameters are views into it.
+        grads: their gradients, one flat tensor, in the same order.
+        stats: the numbers that travel with the gradients: weight, rows, loss, votes, metrics.
+    """
 
     def __init__(self, module: nn.Module, num_stats: int) -> None:
         check_parameters(module, [p for p in module.parameters() if p.requires_grad])

@@ -1,4 +1,4 @@
-"""What is owed is never lost, and never weighs more than the gradient beside it."""
+"""What is not sent is never lost. The contract suite has what holds for every scheme."""
 
 from functools import partial
 
@@ -66,24 +66,6 @@ def reduce_gradients(comm, scheme, gradients, rows):
     return totals, reducer.state()
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, FP16()], ids=repr)
-def test_ranks_get_the_same_sums_and_exact_stats(scheme):
-    torch.manual_seed(1)
-    count = sum(p.numel() for p in make_reader().parameters())
-    gradients = torch.randn(3, 3, count)
-    rows = [[8.0, 8.0, 8.0], [8.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
-    gradients *= torch.tensor(rows)[:, :, None] > 0
-    results = run_threads(3, lambda comm: reduce_gradients(comm, scheme, gradients, rows))
-    for step in range(3):
-        sums, stats = results[0][0][step]
-        for totals, _ in results[1:]:
-            assert torch.equal(totals[step][0], sums)
-            assert torch.equal(totals[step][1], stats)
-        assert stats[ROWS] == sum(rows[step])
-        assert stats[0].item() == pytest.approx(0.1 + 1.1 + 2.1)
-    assert not results[0][0][2][0].any(), "a step without rows sends nothing, not even debts"
-
-
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_nothing_is_lost_on_the_way(scheme):
     """All that was sent and all that is owed add up to all gradients: with equal batches, for then
@@ -99,18 +81,6 @@ def test_nothing_is_lost_on_the_way(scheme):
         owed += torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts]) * 8
     torch.testing.assert_close(sent + owed, gradients.sum((0, 1)), rtol=1e-4, atol=1e-4)
     assert owed.abs().max() > 0.01, "the scheme sent everything, and this test shows nothing"
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
-def test_debts_of_full_batches_do_not_swamp_a_short_one(scheme):
-    torch.manual_seed(3)
-    count = sum(p.numel() for p in make_reader().parameters())
-    per_row = torch.randn(count)
-    rows = [[64.0, 64.0]] * 4 + [[1.0, 1.0]]
-    gradients = torch.stack([torch.stack([per_row * r for r in of]) for of in rows])
-    results = run_threads(2, lambda comm: reduce_gradients(comm, scheme, gradients, rows))
-    steps = [sums / sum(of) for (sums, _), of in zip(results[0][0], rows, strict=True)]
-    assert steps[-1].norm() < 4 * max(step.norm() for step in steps[:-1])
 
 
 def test_debts_and_a_moving_loss_scale_are_refused():

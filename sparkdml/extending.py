@@ -1,0 +1,27 @@
+"""What a compressor, a callback, a strategy, a store or a tracker of one's own is written with.
+
+These names are public: they change as those of `sparkdml` itself do, with a note in the changelog.
+They have a module of their own because most programs need none of them, and because words as short
+as `Task`, `Role` and `State` say little beside `TorchEstimator`. Importing it imports no pyspark,
+neither at the driver nor in a worker. docs/how-to-extend.md says which name is for what.
+"""
+
+from sparkdml.checkpoint.state import Entry, State
+from sparkdml.comm.base import Communicator, Work
+from sparkdml.compression.base import Compression, Reducer, Unfinished, begin_stats
+from sparkdml.compression.error_feedback import ResidualReducer
+from sparkdml.training.flat import Bucket, FlatParams
+
+__all__ = [
+    "Bucket",
+    "Communicator",
+    "Compression",
+    "Entry",
+    "FlatParams",
+    "Reducer",
+    "ResidualReducer",
+    "State",
+    "Unfinished",
+    "Work",
+    "begin_stats",
+]
