@@ -20,6 +20,7 @@ from sparkdml.runtime.api import check_positive, check_whole
 from sparkdml.runtime.driver.cluster import find_cluster
 from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.driver.preflight import blob_threshold
+from sparkdml.runtime.driver.request import LaunchRequest
 from sparkdml.runtime.driver.slots import reserved_slots
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.roles import Role
@@ -122,11 +123,13 @@ class ServerGroup:
     def _run(self) -> None:
         try:
             launch(
-                self._spark,
-                host_servers,
-                self._options,
-                roles_of=_servers_alone,
-                make_service=lambda num_servers: self.applications,
+                LaunchRequest(
+                    self._spark,
+                    host_servers,
+                    self._options,
+                    roles_of=_servers_alone,
+                    make_service=lambda num_servers: self.applications,
+                )
             )
         except BaseException as error:  # for who waits for the servers, or closes the group
             self._error = error

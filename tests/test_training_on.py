@@ -287,7 +287,7 @@ def test_ctrl_c_keeps_the_model_so_far(tmp_path):
     assert result["epochs"] < 100_000
     assert result["moved"]
     assert result["after"] == [0, 1], "the session is still good"
-    assert "Ctrl-C again to give it up" in said
+    assert "Press Ctrl-C again to stop at once" in said
 
 
 @pytest.mark.slow

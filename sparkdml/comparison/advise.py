@@ -16,6 +16,7 @@ from sparkdml.comparison.advice import Advice
 from sparkdml.comparison.costs import Measured, Network
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.runtime.driver.launch import launch
+from sparkdml.runtime.driver.request import LaunchRequest
 from sparkdml.runtime.worker.context import NO_ROWS
 from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.allreduce import AllReduce
@@ -160,7 +161,9 @@ def advise(
     if max_workers is not None:
         options = replace(options, num_workers=max_workers)
     began = time.monotonic()
-    found: list[Found] = launch(fit.spark, probe, options=options, data=fit.dataset, feed=fit.feed)
+    found: list[Found] = launch(
+        LaunchRequest(fit.spark, probe, options, data=fit.dataset, feed=fit.feed)
+    )
     return Advice(combine(found, time.monotonic() - began, probe.batch_size), schedule.epochs)
 
 

@@ -24,7 +24,8 @@ from sparkdml.feed.sharding import count_rows, warn_if_not_deterministic
 from sparkdml.fitting.job import Fitted as Fitted
 from sparkdml.fitting.job import ReplayJob, TrainingJob, TrainingResult
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun, open_run
-from sparkdml.runtime.driver.launch import OnEvent, launch
+from sparkdml.runtime.driver.launch import launch
+from sparkdml.runtime.driver.request import LaunchRequest, OnEvent, ignore_event
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.results import Merge
 from sparkdml.runtime.protocol.roles import Role
@@ -36,9 +37,6 @@ from sparkdml.training.weights import describe_state, load_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from sparkdml.checkpoint.checkpoints import Checkpoints
-    from sparkdml.runtime.driver.launch import OnEvent
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ class Fit:
         schedule = replace(self.job.schedule, stop_at_step=step)
         job = ReplayJob(replace(self.job, schedule=schedule))
         options = replace(self.options, num_workers=num_workers, max_restarts=0)
-        with self._open(checkpoints, _ignore, start) as run:
-            returned: list[Any] = self.launch(job, options, _ignore, run)
+        with self._open(checkpoints, ignore_event, start) as run:
+            returned: list[Any] = self.launch(job, options, ignore_event, run)
         found: tuple[bytes, bytes, list[float]] = returned[0]
         return found
 
@@ -134,16 +132,18 @@ class Fit:
         merge: Merge | None = None,
     ) -> list[Any]:
         return launch(
-            self.spark,
-            job,
-            options=options,
-            data=self.dataset,
-            feed=self.feed,
-            on_event=on_event,
-            run=run,
-            roles_of=self._roles,
-            make_service=self.job.strategy.driver_service,
-            merge=merge,
+            LaunchRequest(
+                self.spark,
+                job,
+                options=options,
+                data=self.dataset,
+                feed=self.feed,
+                on_event=on_event,
+                run=run,
+                roles_of=self._roles,
+                make_service=self.job.strategy.driver_service,
+                merge=merge,
+            )
         )
 
     def describe(self) -> dict[str, str]:
@@ -209,10 +209,6 @@ def read_result(state: Mapping[str, Any]) -> Fitted:
         ),
         progress["output_shape"],
     )
-
-
-def _ignore(rank: int, message: dict[str, Any]) -> None:
-    """A replay tells nobody."""
 
 
 def check_alone(fit: Fit, checkpoints: Checkpoints | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
@@ -11,12 +13,12 @@ from sparkdml.errors import ParameterError
 from sparkdml.feed.columns.schema import describe_columns
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.observe.observers import Calls, Observer, Observers, OutputPrinter, RestartWarnings
-from sparkdml.runtime.driver.checkpointed_run import open_run
+from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun, open_run
 from sparkdml.runtime.driver.cluster import find_cluster
 from sparkdml.runtime.driver.jobs import is_rdd
 from sparkdml.runtime.driver.launch import launch
+from sparkdml.runtime.driver.request import LaunchRequest, MakeService, no_service
 from sparkdml.runtime.protocol.plan import Options, Resources
-from sparkdml.runtime.protocol.service import DriverService
 from sparkdml.runtime.worker.context import Context
 from sparkdml.session import find_session
 
@@ -79,8 +81,6 @@ def run(
     """
     if not callable(fn):
         raise ParameterError("fn", fn, "a function of one argument, the context")
-    from pyspark.sql import DataFrame
-
     if logs not in (None, "driver"):
         raise ParameterError("logs", logs, "'driver' or None")
     session = find_session(data, spark)
@@ -99,52 +99,58 @@ def run(
         forwards_output=logs == "driver",
         name=name or f"sparkdml: {getattr(fn, '__name__', 'run')}",
     )
-    feed = make_feed_plan(data, columns, seed)
+    request = LaunchRequest(
+        session,
+        fn,
+        options,
+        data=data,
+        feed=make_feed_plan(data, columns, seed),
+        make_service=find_service(fn),
+    )
+    with ExitStack() as opened:
+        observers = opened.enter_context(Observers(_observers(logs, on_event)))
+        request = replace(request, on_event=observers.handle)
+        if checkpoint is not None:
+            request = replace(request, run=opened.enter_context(_open_run(checkpoint, request)))
+        return launch(request)
+
+
+def _observers(
+    logs: str | None, on_event: Callable[[int, dict[str, Any]], None] | None
+) -> list[Observer]:
     observers: list[Observer] = [RestartWarnings()]
     if logs == "driver":
         observers.append(OutputPrinter())
     if on_event is not None:
         observers.append(Calls(on_event))
-    if checkpoint is None:
-        with Observers(observers) as all_observers:
-            return launch(
-                session,
-                fn,
-                options=options,
-                data=data,
-                feed=feed,
-                on_event=all_observers.handle,
-                make_service=find_service(fn),
-            )
-    place = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    if not isinstance(place, Checkpoints):
+    return observers
+
+
+def _open_run(
+    checkpoint: Checkpoints | str, request: LaunchRequest
+) -> AbstractContextManager[CheckpointedRun]:
+    from pyspark.sql import DataFrame
+
+    checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    if not isinstance(checkpoints, Checkpoints):
         raise ParameterError("checkpoint", checkpoint, "a path, or dml.Checkpoints(path, …)")
-    plan = {"function": getattr(fn, "__qualname__", type(fn).__qualname__), "seed": str(seed)}
-    known = describe_data(data) if isinstance(data, DataFrame) else {}
-    with (
-        Observers(observers) as all_observers,
-        open_run(place, session, plan=plan, data=known, on_event=all_observers.handle) as run_,
-    ):
-        return launch(
-            session,
-            fn,
-            options=options,
-            data=data,
-            feed=feed,
-            on_event=all_observers.handle,
-            run=run_,
-            make_service=find_service(fn),
-        )
+    fn, data = request.body, request.data
+    return open_run(
+        checkpoints,
+        request.spark,
+        plan={
+            "function": getattr(fn, "__qualname__", type(fn).__qualname__),
+            "seed": str(request.options.seed),
+        },
+        data=describe_data(data) if isinstance(data, DataFrame) else {},
+        on_event=request.on_event,
+    )
 
 
-def find_service(fn: Any) -> Callable[[int], DriverService | None]:
-    """What a function object keeps at the driver, if it has a `driver_service`."""
-    made: Callable[[int], DriverService | None] = getattr(fn, "driver_service", _no_service)
+def find_service(fn: Any) -> MakeService:
+    """What a function object keeps at the driver, if it has a method `driver_service`."""
+    made: MakeService = getattr(fn, "driver_service", no_service)
     return made
-
-
-def _no_service(num_workers: int) -> None:
-    return None
 
 
 def make_feed_plan(

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from sparkdml.errors import DataError
 from sparkdml.feed.sharding import DataFacts
 from sparkdml.network.connection import Message
-from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
 from sparkdml.runtime.driver.control_server import Member
-from sparkdml.runtime.driver.spools import Spools
-from sparkdml.runtime.protocol.roles import Role, num_tasks, role_and_rank
-from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
+from sparkdml.runtime.driver.request import SubmissionContext
+from sparkdml.runtime.protocol.roles import num_tasks, role_and_rank
+from sparkdml.runtime.protocol.service import TaskIdentity
 from sparkdml.runtime.worker.context import NO_ROWS
-
-OnEvent = Callable[[int, Message], None]
 
 
 class Dispatcher:
     """Called from the endpoint's threads, one for each task."""
 
     def __init__(
-        self,
-        jobs: Sequence[tuple[Role, ...]],
-        on_event: OnEvent,
-        read_facts: Callable[[], DataFacts | None],
-        run: CheckpointedRun | None,
-        spools: Spools | None,
-        driver_service: DriverService | None,
+        self, context: SubmissionContext, read_facts: Callable[[], DataFacts | None]
     ) -> None:
-        self._ranks = [role_and_rank(job, index) for job in jobs for index in range(num_tasks(job))]
-        self._num_workers = jobs[0][0].count
-        self._on_event, self._read_facts = on_event, read_facts
-        self._run, self._spools, self._service = run, spools, driver_service
+        self._ranks = [
+            role_and_rank(job, index) for job in context.jobs for index in range(num_tasks(job))
+        ]
+        self._num_workers = context.leader.count
+        self._on_event, self._read_facts = context.request.on_event, read_facts
+        self._run, self._spools = context.request.run, context.spools
+        self._service = context.driver_service
         self._peers: dict[int, TaskIdentity] = {}  # by number, the last attempt of each
         self._num_rows: dict[int, int] = {}
 

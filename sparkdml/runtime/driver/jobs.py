@@ -1,14 +1,18 @@
-"""The Spark jobs that carry workers: from a DataFrame, an RDD or nothing, as a gang or not."""
+"""The Spark jobs whose tasks are workers: from a DataFrame, an RDD or nothing, as a gang or not.
+
+Runs at the driver. A `RoleJob` owns the thread on which its job is submitted and waited for.
+"""
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sparkdml.feed.rdd import rank_of_hash, shard_rdd
 from sparkdml.feed.sharding import DataFacts, read_facts, shard_dataframe
 from sparkdml.feed.validation_split import held_out_rows
-from sparkdml.runtime.driver.cluster import is_connect
+from sparkdml.runtime.driver.cluster import Cluster, is_connect
 from sparkdml.runtime.protocol.plan import Plan
 from sparkdml.runtime.protocol.results import RESULT_SCHEMA, Merge, merge_in_tree
 from sparkdml.runtime.protocol.roles import num_tasks
@@ -122,9 +126,9 @@ def make_job(
     profile: ResourceProfile | None,
     merge: Merge | None = None,
 ) -> Job:
-    """With `merge`, results are added up on the executors, and come home as a few."""
+    """With `merge`, results are added up on the executors, so that few reach the driver."""
     if plan.source == "rows":
-        assert merge is None, "results over an RDD come home one by one"
+        assert merge is None, "results over an RDD are not merged on executors"
         return RowsJob(cast("RDD[Any]", data), plan, body, profile)
     return ArrowJob(
         spark if data is None else cast("DataFrame", data),
@@ -133,3 +137,39 @@ def make_job(
         profile=profile,
         merge=merge,
     )
+
+
+class RoleJob:
+    """A job on a thread and in a job group of its own, from its start until Spark has ended it."""
+
+    def __init__(self, cluster: Cluster, job: Job, plan: Plan, name: str) -> None:
+        self.job, self.plan = job, plan
+        self.parts: Parts = []
+        self.error: Exception | None = None
+        self._cluster = cluster
+        self._group = plan.run_id if not plan.first_number else f"{plan.run_id}-{plan.role.name}"
+        title = name if not plan.first_number else f"{name}, {plan.role.name}"
+        self._thread: threading.Thread = cluster.thread(self._submit, self._group, title)
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(role.name for role in self.plan.job_roles)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_seconds: float) -> None:
+        self._thread.join(timeout_seconds)
+
+    def cancel(self) -> None:
+        self._cluster.cancel(self._group)
+
+    def _submit(self) -> None:
+        try:
+            self.parts = self.job.collect()
+        except Exception as error:
+            self.error = error

@@ -1,206 +1,155 @@
-"""Submits a run again and again until it ends: from the newest checkpoint, on what is left.
+"""Carries out a run: check what can be checked, submit, and submit again after a failure.
 
-The driver's side of a run: check what can be checked, then submit, and submit again.
+Runs at the driver, on the thread that called `fit` or `dml.run`. With checkpoints, a new submission
+resumes from the newest one, with as many workers as the cluster still has slots for.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.errors import StoreError
-from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.validation_split import with_strata
 from sparkdml.runtime.driver import preflight
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
-from sparkdml.runtime.driver.cluster import find_cluster
-from sparkdml.runtime.driver.dispatcher import OnEvent as OnEvent
+from sparkdml.runtime.driver.cluster import Cluster, find_cluster
 from sparkdml.runtime.driver.failures import Restarts, failed_step, one_line
+from sparkdml.runtime.driver.request import LaunchRequest, begin_submission
 from sparkdml.runtime.driver.slots import Slots
 from sparkdml.runtime.driver.spools import Spools
 from sparkdml.runtime.driver.submission import Submission
-from sparkdml.runtime.protocol.plan import Options
-from sparkdml.runtime.protocol.results import Merge
-from sparkdml.runtime.protocol.roles import Role, RolesOf
-from sparkdml.runtime.protocol.service import DriverService
-from sparkdml.runtime.worker.main import Body
-
-if TYPE_CHECKING:
-    from pyspark import RDD
-    from pyspark.sql import DataFrame, SparkSession
-
-    from sparkdml.runtime.driver.spools import Spools
 
 
-Submit = Callable[[int, CheckpointPlan], list[Any]]
-
-
-def recover(
-    run: CheckpointedRun,
-    submit: Submit,
-    count_workers: Callable[[bool], int],
-    max_restarts: int,
-    on_event: OnEvent,
-    spools: Spools,
-    patience_seconds: float,
-) -> list[Any]:
-    """Results of the submission that came through.
-
-    `submit(num_workers, plan)` runs the workers once; `count_workers(restarted)` waits for slots.
-    After a failure, a store that can't be reached is waited for, `patience_seconds` at most.
-    """
-    restarts = Restarts(max_restarts)
-    restarted = False
-    while True:
-        num_workers = count_workers(restarted)
-        excuses = len(run.rejected) + spools.num_losses
-        plan = _begin(
-            run,
-            num_workers,
-            restarted=restarted,
-            restarts=restarts,
-            patience_seconds=patience_seconds,
-        )
-        try:
-            results = submit(num_workers, plan)
-        except Exception as error:
-            spools.left_behind()
-            run.end("failed", one_line(error), failed_step(error))
-            restarted = True
-            if len(run.rejected) + spools.num_losses > excuses:
-                continue  # a damaged checkpoint, or a spool that is gone: there is another way
-            newest = -1 if run.newest is None else run.newest.step
-            refusal = restarts.why_not(error, newest, plan.resume.step if plan.resume else 0)
-            if refusal is not None:
-                raise explain(error, restarts, refusal) from error.__cause__
-            on_event(
-                -1,
-                {
-                    "kind": "restart",
-                    "cause": one_line(error),
-                    "from_step": max(newest, 0),
-                    "workers": num_workers,
-                    "without_progress": restarts.count,
-                    "allowed": max_restarts,
-                },
-            )
-        except BaseException as interruption:
-            spools.left_behind()
-            run.end("failed", repr(interruption))
-            raise
-        else:
-            run.end("finished")
-            return results
-
-
-def _begin(
-    run: CheckpointedRun,
-    num_workers: int,
-    restarted: bool,
-    restarts: Restarts,
-    patience_seconds: float,
-) -> CheckpointPlan:
-    deadline = time.monotonic() + patience_seconds
-    while True:
-        try:
-            return run.begin(run.find_start(), num_workers, restarted)
-        except StoreError as error:
-            if restarts.first_cause is None:
-                raise
-            if time.monotonic() >= deadline:
-                raise explain(restarts.first_cause, restarts, str(error)) from error
-        time.sleep(1)
-
-
-def explain(error: Exception, restarts: Restarts, refusal: str) -> Exception:
-    """The first cause since the last progress, and why it is final."""
-    cause = restarts.first_cause or error
-    if restarts.total and hasattr(cause, "add_note"):
-        cause.add_note(f"Given up after {restarts.total} failures: {refusal}.")
-    return cause
-
-
-def launch(
-    spark: SparkSession,
-    body: Body,
-    options: Options,
-    data: DataFrame | RDD[Any] | None = None,
-    feed: FeedPlan | None = None,
-    on_event: OnEvent = lambda rank, message: None,
-    run: CheckpointedRun | None = None,
-    roles_of: RolesOf | None = None,
-    make_service: Callable[[int], DriverService | None] = lambda num_workers: None,
-    merge: Merge | None = None,
-) -> list[Any]:
-    """Check everything that can be checked, then run `body` in every task of every role.
-
-    `roles_of` and `make_service` get the number of workers; `merge` adds up results, on executors
-    where they are many. With checkpoints, a run that fails goes on from the newest.
-    """
-    if roles_of is None:
-        reads: Literal["none", "shards"] = "none" if data is None else "shards"
-        roles_of = partial(_workers_alone, reads)
-    cluster = find_cluster(spark)
-    slots = Slots(cluster, options, roles_of)
+def launch(request: LaunchRequest) -> list[Any]:
+    """Run the request's body in every task of every role; the results in the tasks' order."""
+    cluster = find_cluster(request.spark)
+    slots = Slots(cluster, request.options, request.roles)
     settings = preflight.read_settings(cluster.setting)
     preflight.check_settings(
-        settings, many=slots.has_open_wires, spools=data is not None, gang=slots.has_gang
+        settings,
+        many=slots.has_open_wires,
+        spools=request.data is not None,
+        gang=slots.has_gang,
     )
     cluster.check_worker_python()
-    first_count = slots.wait()
-    feed = with_strata(data, feed)
+    num_workers = slots.wait()
+    request = replace(request, feed=with_strata(request.data, request.feed))
+    if request.run is None:
+        return submit(request, cluster, num_workers)
+    recovery = Recovery(request, request.run, cluster, slots, Spools())
+    try:
+        return recovery.run_until_done(num_workers)
+    finally:
+        recovery.spools.remove_left(request.spark, cluster.shares_disks)
 
-    def count_workers(restarted: bool) -> int:
-        return slots.wait_again(first_count) if restarted else first_count
 
-    spools = None if run is None else Spools()
+def submit(
+    request: LaunchRequest,
+    cluster: Cluster,
+    num_workers: int,
+    *,
+    checkpoint: CheckpointPlan | None = None,
+    spools: Spools | None = None,
+) -> list[Any]:
+    """Run the tasks once."""
+    start = None if checkpoint is None else checkpoint.resume
+    request.on_event(
+        -1,
+        {
+            "kind": "submission",
+            "number": 1 if checkpoint is None else checkpoint.submission,
+            "workers": num_workers,
+            "from_step": 0 if start is None else start.step,
+        },
+    )
+    context = begin_submission(request, cluster, num_workers, checkpoint=checkpoint, spools=spools)
+    return Submission(context).run()
 
-    def submit(count: int, checkpoint: CheckpointPlan | None = None) -> list[Any]:
-        start = None if checkpoint is None else checkpoint.resume
-        on_event(
+
+@dataclass
+class Recovery:
+    """Submits a run with checkpoints until it ends, or until a failure is final."""
+
+    request: LaunchRequest
+    run: CheckpointedRun
+    cluster: Cluster
+    slots: Slots
+    spools: Spools
+
+    def __post_init__(self) -> None:
+        self._restarts = Restarts(self.request.options.max_restarts)
+
+    def run_until_done(self, first_count: int) -> list[Any]:
+        num_workers, restarted = first_count, False
+        while True:
+            excuses = self._num_excuses()
+            plan = self._begin(num_workers, restarted)
+            try:
+                results = submit(
+                    self.request,
+                    self.cluster,
+                    num_workers,
+                    checkpoint=plan,
+                    spools=self.spools,
+                )
+            except Exception as error:
+                self.spools.left_behind()
+                self.run.end("failed", one_line(error), failed_step(error))
+                if self._num_excuses() == excuses:
+                    self._check_restart(error, plan, num_workers)
+                # Else a checkpoint is damaged or a spool is gone, and the next attempt avoids it.
+            except BaseException as interruption:
+                self.spools.left_behind()
+                self.run.end("failed", repr(interruption))
+                raise
+            else:
+                self.run.end("finished")
+                return results
+            restarted = True
+            num_workers = self.slots.wait_again(first_count)
+
+    def _num_excuses(self) -> int:
+        return len(self.run.rejected) + self.spools.num_losses
+
+    def _begin(self, num_workers: int, restarted: bool) -> CheckpointPlan:
+        """After a failure, a store that can't be reached is waited for."""
+        deadline = time.monotonic() + self.request.options.replacement_seconds
+        cause = self._restarts.first_cause
+        while True:
+            try:
+                return self.run.begin(self.run.find_start(), num_workers, restarted)
+            except StoreError as error:
+                if cause is None:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise self._explain(cause, str(error)) from error
+            time.sleep(1)
+
+    def _check_restart(self, error: Exception, plan: CheckpointPlan, num_workers: int) -> None:
+        """Raise if this failure is final; else tell the observers of the restart."""
+        newest = -1 if self.run.newest is None else self.run.newest.step
+        start_step = plan.resume.step if plan.resume else 0
+        refusal = self._restarts.why_not(error, newest, start_step)
+        if refusal is not None:
+            raise self._explain(error, refusal) from error.__cause__
+        self.request.on_event(
             -1,
             {
-                "kind": "submission",
-                "number": 1 if checkpoint is None else checkpoint.submission,
-                "workers": count,
-                "from_step": 0 if start is None else start.step,
+                "kind": "restart",
+                "cause": one_line(error),
+                "from_step": max(newest, 0),
+                "workers": num_workers,
+                "without_progress": self._restarts.count,
+                "allowed": self._restarts.max_restarts,
             },
         )
-        return Submission(
-            spark,
-            cluster,
-            body=body,
-            roles=roles_of(count),
-            options=options,
-            data=data,
-            feed=feed,
-            on_event=on_event,
-            run=run,
-            checkpoint=checkpoint,
-            spools=spools,
-            driver_service=make_service(count),
-            merge=merge,
-        ).wait()
 
-    if run is None:
-        return submit(first_count)
-    assert spools is not None
-    try:
-        return recover(
-            run,
-            submit,
-            count_workers=count_workers,
-            max_restarts=options.max_restarts,
-            on_event=on_event,
-            spools=spools,
-            patience_seconds=options.replacement_seconds,
-        )
-    finally:
-        spools.remove_left(spark, cluster.shares_disks)
-
-
-def _workers_alone(reads: Literal["none", "shards"], num_workers: int) -> list[Role]:
-    return [Role("worker", num_workers, reads=reads)]
+    def _explain(self, error: Exception, refusal: str) -> Exception:
+        """The first cause since the last progress, and why it is final."""
+        cause = self._restarts.first_cause or error
+        if self._restarts.total and hasattr(cause, "add_note"):
+            cause.add_note(f"Given up after {self._restarts.total} failures: {refusal}.")
+        return cause

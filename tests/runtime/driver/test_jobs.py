@@ -11,6 +11,7 @@ import torch
 import sparkdml as dml
 from sparkdml.runtime.api import make_feed_plan
 from sparkdml.runtime.driver.launch import launch
+from sparkdml.runtime.driver.request import LaunchRequest
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.testing.waiting import wait_until
@@ -65,7 +66,7 @@ def test_two_roles_share_a_gang(spark):
             rows = sum(batch.num_rows for batch in ctx.feed(4))
         return *body(ctx), rows
 
-    *workers, helper = launch(spark, read, options, frame, feed, roles_of=roles)
+    *workers, helper = launch(LaunchRequest(spark, read, options, frame, feed, roles_of=roles))
     assert [worker[:-1] for worker in workers] == [
         ("worker", rank, 2, rank, rank, 2.0, 3.0) for rank in range(2)
     ]
@@ -77,7 +78,7 @@ def test_too_few_slots_for_all_roles(spark):
     with pytest.raises(
         dml.NotEnoughSlots, match=r"4 workers and 1 server .* need 5 slots, but local\[4,4\] has 4"
     ):
-        launch(spark, len, Options(num_workers=4), roles_of=serve_and_work)
+        launch(LaunchRequest(spark, len, Options(num_workers=4), roles_of=serve_and_work))
 
 
 def test_a_killed_task_is_started_again_alone(spark):
@@ -94,11 +95,13 @@ def test_a_killed_task_is_started_again_alone(spark):
 
     driver_service = Notes()
     results = launch(
-        spark,
-        body,
-        Options(num_workers=2),
-        roles_of=serve_and_work,
-        make_service=lambda num_workers: driver_service,
+        LaunchRequest(
+            spark,
+            body,
+            Options(num_workers=2),
+            roles_of=serve_and_work,
+            make_service=lambda num_workers: driver_service,
+        )
     )
     fields = {"really": True}
     assert results == [
@@ -120,7 +123,7 @@ def test_a_stopped_task_is_ended_and_started_again(spark):
         return ctx.attempt
 
     options = Options(num_workers=1, heartbeat_timeout=2.0)
-    assert launch(spark, body, options, roles_of=serve_and_work) == [1, True]
+    assert launch(LaunchRequest(spark, body, options, roles_of=serve_and_work)) == [1, True]
 
 
 @pytest.mark.slow
@@ -137,10 +140,12 @@ def test_a_failure_for_good_ends_all_jobs(spark, gang):
         dml.WorkerError, match=r"rank 1 on .* failed: ValueError: attempt"
     ) as caught:
         launch(
-            spark,
-            body,
-            Options(num_workers=2, backend="torch"),
-            roles_of=partial(serve_and_work, gang=gang),
+            LaunchRequest(
+                spark,
+                body,
+                Options(num_workers=2, backend="torch"),
+                roles_of=partial(serve_and_work, gang=gang),
+            )
         )
     assert 'raise ValueError(f"attempt' in caught.value.worker_traceback
     assert f"attempt {0 if gang else 3}" in str(caught.value)
@@ -153,4 +158,4 @@ def test_a_server_that_is_lost_for_good_ends_the_workers(spark):
         return ctx.wait_for_the_end(120)
 
     with pytest.raises(dml.WorkerLost, match=r"rank 1 on .* its process of the server"):
-        launch(spark, body, Options(num_workers=1), roles_of=serve_and_work)
+        launch(LaunchRequest(spark, body, Options(num_workers=1), roles_of=serve_and_work))
