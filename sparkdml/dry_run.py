@@ -1,7 +1,7 @@
-"""`dryRun=True`: a few rows go the whole way at the driver, before any worker is asked for.
+"""`dryRun=True`: trains on a few rows in the driver before any worker is started.
 
-Through preprocess, collate, module, loss or step, metrics and backward, on a copy of what would be
-shipped: so that it can be shipped is found out too. Nothing of it is kept.
+The rows pass through preprocess, collate, module, loss or step, metrics and backward, on a pickled
+copy of the plan, so objects that can't be pickled are found as well. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUM_ROWS = 8
 
 
 def try_rows(fit: Fit) -> None:
-    """Raises a DryRunError that says how far the rows came, with their shapes."""
+    """Raise a DryRunError that names the stage that failed, and the shapes of the batch."""
     stage, shapes = "the columns of the first rows", ""
     try:
         batch = first_batch(fit.dataset, fit.feed, min(NUM_ROWS, fit.job.schedule.batch_size))
@@ -52,7 +52,7 @@ def try_rows(fit: Fit) -> None:
                 stage = "validation"
                 task.forward.evaluate([batch])
     except SparkDMLError:
-        raise  # says what is wrong by itself
+        raise  # already describes the problem
     except Exception as error:
         raise DryRunError(
             f"dryRun: {stage} failed{shapes}: {type(error).__name__}: {error}"
@@ -61,7 +61,7 @@ def try_rows(fit: Fit) -> None:
 
 @contextmanager
 def kept_randomness() -> Iterator[None]:
-    """The caller's random numbers go on as if nothing had been."""
+    """Restore the state of the caller's random number generators afterwards."""
     state = random_state(torch.device("cpu"))
     try:
         yield
@@ -70,7 +70,7 @@ def kept_randomness() -> Iterator[None]:
 
 
 def first_batch(dataset: DataFrame, feed: FeedPlan, num_rows: int) -> Batch:
-    """As a worker would see it, but without a split, draws or a minimum of rows."""
+    """Return a batch as a worker would see it, but without a split, sampling or minimum size."""
     plan = replace(
         feed,
         validation=None,
@@ -92,7 +92,7 @@ def first_batch(dataset: DataFrame, feed: FeedPlan, num_rows: int) -> Batch:
 
 
 def copied(plan: TaskPlan) -> TaskPlan:
-    """As it would arrive at a worker, and not compiled, which takes longer than the rest."""
+    """Return a pickled copy as a worker would receive it, not compiled, as that takes longest."""
     pickled = pack(replace(plan, compile=False))
     buffers = [memoryview(bytearray(buffer)) for buffer in pickled.buffers]
     result: TaskPlan = unpack(pickled.pickled, buffers)
@@ -100,7 +100,7 @@ def copied(plan: TaskPlan) -> TaskPlan:
 
 
 def describe_batch(batch: Batch) -> str:
-    """Every column's type and shape."""
+    """Format every column's dtype and shape."""
     return ", ".join(
         f"{name} {str(batch[name].dtype).removeprefix('torch.')}{list(batch[name].shape)}"
         for name in batch

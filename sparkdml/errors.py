@@ -1,4 +1,4 @@
-"""Every error that sparkdml raises by itself. All of them survive pickling."""
+"""Every exception class that sparkdml raises. All of them can be pickled."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class SparkDMLError(Exception):
-    """Base of all errors that sparkdml raises by itself."""
+    """Base class of all errors that sparkdml raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own __reduce__ calls the constructor with `args`, which is the formatted
-        # message: wrong for constructors that take fields.
+        # message: that is wrong for constructors that take fields.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -22,7 +22,7 @@ def _rebuild(kind: type[SparkDMLError], args: tuple[Any, ...], state: dict[str, 
 
 
 class ParameterError(SparkDMLError, ValueError):
-    """A parameter has a value that is not allowed: which, what, what is allowed, the fix."""
+    """A parameter has an invalid value; names the parameter, the value and what is allowed."""
 
     def __init__(self, parameter: str, value: object, allowed: str, fix: str = "") -> None:
         self.parameter = parameter
@@ -32,35 +32,35 @@ class ParameterError(SparkDMLError, ValueError):
 
 
 class DataError(SparkDMLError, ValueError):
-    """The rows or their schema can't be trained on; names the column and, where known, the row."""
+    """The rows or their schema are not usable; names the column and, if known, the row."""
 
 
 class SetupError(SparkDMLError, RuntimeError):
-    """The cluster, the session or the machine isn't ready; the message says how to make it so."""
+    """The cluster, the session or the machine isn't set up correctly; the message has the fix."""
 
 
 class NotEnoughSlots(SetupError):
-    """Fewer task slots than workers: a barrier job would wait for ever."""
+    """There are fewer task slots than workers, so a barrier job would never start."""
 
 
 class DryRunError(SparkDMLError, RuntimeError):
-    """A few rows did not come through the model at the driver: the stage, the shapes, the cause."""
+    """Training on a few rows in the driver failed; names the stage, the shapes and the cause."""
 
 
 class CheckpointError(SparkDMLError, RuntimeError):
-    """A checkpoint can't be written, read, or gone on from; the message says how to go on."""
+    """A checkpoint can't be written, read or resumed from; the message has the fix."""
 
 
 class StoreError(CheckpointError):
-    """The place of the checkpoints could not be reached, or would not do what was asked."""
+    """The checkpoint store could not be reached, or refused an operation."""
 
 
 class ExportError(SparkDMLError, RuntimeError):
-    """A model can't be written in another format, or what was written computes something else."""
+    """A model can't be exported, or the exported model computes different outputs."""
 
 
 class CommunicationError(SparkDMLError, RuntimeError):
-    """A collective failed, nearly always because a peer is gone: an effect, seldom the cause."""
+    """A collective failed, nearly always because another rank is gone: seldom the root cause."""
 
 
 class NonFiniteLoss(SparkDMLError, ArithmeticError):
@@ -75,9 +75,9 @@ class NonFiniteLoss(SparkDMLError, ArithmeticError):
 
 
 class WorkerError(SparkDMLError, RuntimeError):
-    """A worker failed: its rank, its host, and the traceback as it was there."""
+    """A worker failed; has its rank, its host and its traceback."""
 
-    step: int | None = None  # after which it failed, where it could tell
+    step: int | None = None  # the last step before the failure, if known
 
     def __init__(self, rank: int, host: str, reason: str, worker_traceback: str = "") -> None:
         self.rank, self.host, self.reason = rank, host, reason
@@ -89,4 +89,4 @@ class WorkerError(SparkDMLError, RuntimeError):
 
 
 class WorkerLost(WorkerError):
-    """A worker's process died or stopped answering, so there is no traceback of its own."""
+    """A worker's process died or stopped responding, so there is no traceback from it."""

@@ -1,7 +1,7 @@
-"""A fitted module for programs that have no Spark and no sparkdml: ONNX, and torch.export (.pt2).
+"""Exports a fitted module to ONNX or torch.export (.pt2), for use without Spark and sparkdml.
 
-What is written is read back and run, on the example and on another number of rows, before anybody
-relies on it: a file that doesn't compute what the module computes is removed, with an error.
+The driver reads the exported file back and runs it on the example and on another number of rows.
+If its outputs differ from the module's, the file is removed and an ExportError is raised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXAMPLE_ROWS = 3
 
 
 class Exported(nn.Module):
-    """What `transform` computes: the module, one of several, or the user's `predict`."""
+    """The function that `transform` computes: a module, or the user's `predict`."""
 
     def __init__(self, model: TorchModel) -> None:
         super().__init__()
@@ -56,11 +56,12 @@ def save_onnx(
     tolerance: float = 1e-4,
     **options: Any,
 ) -> None:
-    """Write the module as ONNX, with any number of rows, named inputs and outputs.
+    """Write the module as ONNX, with named inputs and outputs and a dynamic number of rows.
 
     Args:
         example: some rows: a DataFrame with the model's columns, or a tensor for each of them.
-        tolerance: how far onnxruntime's results may be from the module's, absolute and relative.
+        tolerance: the largest absolute and relative difference between the outputs of onnxruntime
+            and of the module.
         options: further arguments of `torch.onnx.export`, such as `opset_version`.
     """
     try:
@@ -90,7 +91,7 @@ def save_onnx(
         taken = [entry.name for entry in session.get_inputs()]
 
         def run_onnx(*tensors: Tensor) -> list[Tensor]:
-            # An input that the model ignores is not there.
+            # ONNX drops inputs that the model ignores.
             given = dict(zip(map(_identifier, module.names), tensors, strict=True))
             found = session.run(None, {name: given[name].numpy() for name in taken})
             return [torch.from_numpy(array) for array in found]
@@ -104,7 +105,7 @@ def save_exported(
     example: DataFrame | Tensor | Sequence[Tensor],
     tolerance: float = 1e-5,
 ) -> None:
-    """Write the module by torch.export (.pt2), for any number of rows.
+    """Write the module with torch.export (.pt2), with a dynamic number of rows.
 
     `torch.export.load(path).module()` is a function of the feature columns' tensors.
     """
@@ -127,7 +128,7 @@ def save_exported(
 def read_example(
     model: TorchModel, example: DataFrame | Tensor | Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """A tensor for each feature column, of two rows at least: one would be taken for a constant."""
+    """Return a tensor for each feature column, of at least two rows: one is taken for constant."""
     names = model.feature_columns()
     if isinstance(example, Tensor):
         found: tuple[Tensor, ...] = (example,)
@@ -138,7 +139,7 @@ def read_example(
         wanted = dict.fromkeys(column.name for column in (*feed.inputs, *feed.columns))
         table = example.select(*map(quote, wanted)).limit(_EXAMPLE_ROWS).toArrow()
         if not table.num_rows:
-            raise ParameterError("example", "a DataFrame without rows", "one with some")
+            raise ParameterError("example", "an empty one", "a DataFrame with rows")
         batch = prepare(feed, table.combine_chunks().to_batches()[0])
         found = tuple(batch[name] for name in names)
     if len(found) != len(names) or not all(isinstance(value, Tensor) for value in found):
@@ -151,7 +152,7 @@ def read_example(
         raise ParameterError(
             "example",
             [list(value.shape) for value in found],
-            "tensors whose first dimension is the same number of rows, at least 1",
+            "tensors with the same number of rows in their first dimension, at least 1",
         )
     kind = next((p.dtype for p in model.module.parameters()), torch.float32)
     typed = (value.to(kind) if value.is_floating_point() else value for value in found)
@@ -202,8 +203,8 @@ def _difference(
         far = (mine.double() - theirs.double()).abs().max().item()
         how = f"differs from the module's by up to {far:.3g}, more than tolerance={tolerance:g}"
     return (
-        f"what was written to {target} doesn't compute what the module computes: for {rows} rows, "
-        f"output {index} {how}. The file is removed. Raise tolerance= if that is near enough"
+        f"the exported model computes different outputs: for {rows} rows, output {index} {how}. "
+        f"{target} was removed. If the difference is acceptable, raise tolerance="
     )
 
 
@@ -225,7 +226,7 @@ def _identifier(name: str) -> str:
 
 @contextlib.contextmanager
 def _written(target: Path, how: str) -> Iterator[None]:
-    """Nothing is left of what failed."""
+    """Remove the file if the export fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
@@ -235,14 +236,14 @@ def _written(target: Path, how: str) -> Iterator[None]:
         if isinstance(error, ExportError):
             raise
         raise ExportError(
-            f"the model can't be written by {how}: {type(error).__name__}: {error}. Modules whose "
-            "forward looks into the values of tensors, or at their number of rows, often can't"
+            f"the model can't be exported by {how}: {type(error).__name__}: {error}. A common cause"
+            " is a forward() that branches on the values of tensors or on their number of rows"
         ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn of their own insides."""
+    """Ignore the exporters' warnings, which concern their internals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

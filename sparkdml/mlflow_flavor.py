@@ -1,7 +1,7 @@
-"""A fitted model as an MLflow model, with a flavour of its own and as a Python function.
+"""Saves fitted models as MLflow models, with a flavor of their own and as Python functions.
 
-The Python function needs no Spark: rows come as a pandas DataFrame, and the columns that
-`transform` would add come back. `load_model` gives the fitted model again, for `transform`.
+The Python function needs no Spark: it takes a pandas DataFrame and returns the columns that
+`transform` would add. `load_model` returns the fitted model, for `transform`.
 
 >>> with mlflow.start_run():
 ...     sparkdml.mlflow_flavor.log_model(fitted, name="model")
@@ -46,13 +46,13 @@ def save_model(
     pip_requirements: list[str] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> None:
-    """Write a folder that MLflow knows, at the driver; `path` must not exist yet."""
+    """Save the model as a folder in MLflow's format, in the driver; `path` must not exist."""
     mlflow = _import_mlflow()
     target = Path(path)
     if target.exists() and any(target.iterdir()):
-        raise SetupError(f"{target} exists already: remove it, or give another path")
+        raise SetupError(f"{target} already exists: remove it, or choose another path")
     target.mkdir(parents=True, exist_ok=True)
-    # Also what it would do for itself: nothing is started, and no JVM asked.
+    # Written without Spark's own writer: this needs no session and no JVM.
     ModelWriter(model).save_to(PlainFolder(str(target / _DATA)))
     described = mlflow.models.Model() if mlflow_model is None else mlflow_model
     if signature is not None:
@@ -73,7 +73,7 @@ def save_model(
         data=_DATA,
         model_class=f"{type(model).__module__}:{type(model).__name__}",
         sparkdml_version=sparkdml.__version__,
-        torch_version=str(torch.__version__),  # a class of its own, which YAML does not know
+        torch_version=str(torch.__version__),  # a str subclass, which YAML can't write
     )
     described.save(str(target / "MLmodel"))
     (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
@@ -89,7 +89,7 @@ def log_model(
     pip_requirements: list[str] | None = None,
     **options: Any,
 ) -> Any:
-    """Save the model in the active run, and register it if a name is given."""
+    """Log the model to the active run, and register it if `registered_model_name` is given."""
     import sparkdml.mlflow_flavor as flavor
 
     return _import_mlflow().models.Model.log(
@@ -106,36 +106,36 @@ def log_model(
 
 
 def load_model(model_uri: str, dst_path: str | None = None) -> TorchModel:
-    """The fitted model, for `transform` on a DataFrame of Spark's."""
+    """Load the fitted model, for `transform` on a Spark DataFrame."""
     mlflow = _import_mlflow()
     local = mlflow.artifacts.download_artifacts(artifact_uri=model_uri, dst_path=dst_path)
     described = mlflow.models.Model.load(os.path.join(local, "MLmodel"))
     if FLAVOR_NAME not in described.flavors:
         raise DataError(
-            f"{model_uri} has the flavours {', '.join(described.flavors)}, not {FLAVOR_NAME!r}: it "
+            f"{model_uri} has the flavors {', '.join(described.flavors)}, not {FLAVOR_NAME!r}: it "
             "was not saved by sparkdml.mlflow_flavor"
         )
     return load_local(os.path.join(local, described.flavors[FLAVOR_NAME]["data"]))
 
 
 def load_local(path: str) -> TorchModel:
-    """From a folder at this machine, without a Spark session."""
+    """Load the fitted model from a folder on this machine, without a Spark session."""
     folder = PlainFolder(path)
     module_name, _, name = str(folder.read_metadata()["class"]).rpartition(".")
     kind = import_object(f"{module_name}:{name}", path)
     if not isinstance(kind, type) or not issubclass(kind, TorchModel):
-        raise DataError(f"{path} holds a {name}, which is no fitted model")
+        raise DataError(f"{path} contains a {name}, which is not a fitted model")
     model: TorchModel = ModelReader(kind).load_from(folder)
     return model
 
 
 def _load_pyfunc(path: str) -> RowFunction:
-    """What mlflow.pyfunc calls."""
+    """Load the Python function; mlflow.pyfunc calls this."""
     return RowFunction(load_local(path))
 
 
 class RowFunction:
-    """The fitted model as a function of pandas rows."""
+    """A fitted model as a function of a pandas DataFrame."""
 
     def __init__(self, model: TorchModel) -> None:
         self.model = model

@@ -1,16 +1,16 @@
-"""Names that saved models and checkpoints have for classes of this package that have moved since.
+"""The names under which saved models and checkpoints record classes that have since moved.
 
-A saved estimator names its strategy and its callbacks by module and class, and a checkpoint's
-fingerprint has the same names in it. Files keep the names of the first release that wrote them, so
-that a class can move inside the package and older files still load and resume. A class that moves
-gets a line here; a class that has no line is recorded under its own name.
+A saved estimator records its strategy and callbacks by module and class, and so does a checkpoint's
+fingerprint. Files keep the names of the first release that wrote them, so that older files still
+load and resume after a class has moved inside the package. Add a line here when moving a class; a
+class without a line is recorded under its own name.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Where a class is now, and under which module it is recorded.
+# A class's current name, and the module under which it is recorded.
 _RECORDED = {
     "sparkdml.parameter_server.consistency:ASP": "sparkdml.server.consistency.asp",
     "sparkdml.parameter_server.consistency:BSP": "sparkdml.server.consistency.bsp",
@@ -48,11 +48,11 @@ _CURRENT = {
 
 
 def recorded_module(value: Any) -> str:
-    """The module under which files name this class or function."""
+    """Return the module under which files record this class or function."""
     module: str = value.__module__
     return _RECORDED.get(f"{module}:{value.__qualname__}", module)
 
 
 def current_module(module: str, name: str) -> str:
-    """The module that has a recorded class or function now."""
+    """Return the module in which a recorded class or function is now defined."""
     return _CURRENT.get(f"{module}:{name}", module)

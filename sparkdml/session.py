@@ -1,6 +1,6 @@
-"""The Spark session: a builder with settings that suit training, and which session is meant.
+"""Spark sessions, in the driver: a builder with settings for training, and finding the session.
 
-Driver only. Nobody needs the builder: any session will do.
+The builder is optional; training works with any session.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 DAEMON = "spark.python.daemon.module"
 SETTINGS = {
-    # Python workers are forked from a process that has torch already: a second less each.
+    # Python workers are forked from a process that has imported torch: each starts a second sooner.
     DAEMON: "sparkdml.daemon",
-    # Spark keeps a daemon for each set of variables, and only its SQL tasks have this one: with it
-    # in RDDs' tasks too (`dml.run`, `createDataFrame`), torch is imported once and not twice.
+    # Spark keeps one daemon per set of environment variables, and sets this one for SQL tasks only.
+    # Setting it for RDD tasks too (`dml.run`, `createDataFrame`) lets both share a daemon, so that
+    # torch is imported once.
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     # Two progress bars on one line would overwrite each other.
     "spark.ui.showConsoleProgress": "false",
-    # After a loss, Spark looks for free slots every 15 s by default.
+    # After a failure, Spark checks for free slots every 15 s by default.
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
 }
 
@@ -32,19 +33,20 @@ SETTINGS = {
 def session_builder(
     app_name: str = "sparkdml", master: str | None = None, *, remote: str | None = None
 ) -> SparkSession.Builder:
-    """A `SparkSession.builder` with settings under which workers start fast.
+    """Return a `SparkSession.builder` with settings that make workers start fast.
 
-    The workers get the driver's own Python unless PYSPARK_PYTHON says otherwise. `master=None`
-    leaves it to spark-submit, or to `local[*]`. Whatever you set on the builder afterwards wins.
+    Workers use the driver's Python unless PYSPARK_PYTHON is set. With `master=None`, spark-submit
+    chooses the master (default: `local[*]`). Settings made on the builder afterwards take
+    precedence.
 
     `remote` is for Spark Connect: "sc://host:port", or "local[2]" for a server that pyspark starts
-    itself. A server that runs already has its settings; one that is started gets these.
+    itself. The settings apply only to a server that is started here.
     """
     from pyspark.sql import SparkSession
 
     if remote is not None and master is not None:
         raise ParameterError(
-            "remote", remote, f"None where master is given ({master!r})", "Give one of the two."
+            "remote", remote, f"None if master is given ({master!r})", "Set only one of them."
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
@@ -75,9 +77,9 @@ def find_session(
 
 
 def _is_installed() -> bool:
-    """Whether executors find sparkdml when they start Python, and not only once a task runs.
+    """Whether executors can import sparkdml when they start Python, before a task runs.
 
-    What came by `--py-files` is unpacked or zipped in a folder that the daemon does not know.
+    Packages from `--py-files` are in a folder that is on the path of tasks only.
     """
     import sparkdml
 

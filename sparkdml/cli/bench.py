@@ -1,7 +1,7 @@
-"""`sparkdml bench`: runs the benchmarks of the checkout that this package was installed from.
+"""`sparkdml bench`: runs the benchmarks in the checkout from which this package was installed.
 
-The benchmarks start peers (torchrun, horovodrun, TorchDistributor) as scripts, so they live beside
-the package and not in the wheel.
+The benchmarks start other launchers (torchrun, horovodrun, TorchDistributor) as scripts, so they
+live beside the package and not in the wheel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
-        help="passed on to benchmarks/peers.py; `-- --help` lists them",
+        help="arguments for benchmarks/peers.py; `-- --help` lists them",
     )
 
 
@@ -35,7 +35,7 @@ def benchmark_script(package: Path) -> Path:
     script = package.parent / "benchmarks" / "peers.py"
     if not script.is_file():
         raise SetupError(
-            f"the benchmarks are not part of the wheel: {script} is not there. "
-            "Fix: clone the repository and run `make bench` in it"
+            f"{script} does not exist: the benchmarks are not part of the wheel. "
+            "Clone the repository and run `make bench` in it"
         )
     return script

@@ -1,8 +1,7 @@
-"""`sparkdml demo`: handwritten digits, two barrier workers on local Spark, in under a minute.
+"""`sparkdml demo`: trains on handwritten digits with two workers on local Spark.
 
-Ends with the accuracy on rows that training never saw, a confusion matrix, and a plot of the loss.
-
-A confusion matrix as text.
+It takes less than a minute, and ends with the accuracy on held-out rows, a confusion matrix, and a
+plot of the loss.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 def count_confusions(
     labels: Sequence[int], predictions: Sequence[int], num_classes: int
 ) -> list[list[int]]:
-    """`result[label][prediction]` is how often that happened."""
+    """Return the confusion matrix: `result[label][prediction]` is a number of rows."""
     counts = [[0] * num_classes for _ in range(num_classes)]
     for label, prediction in zip(labels, predictions, strict=True):
         counts[label][prediction] += 1
@@ -38,7 +37,7 @@ def count_confusions(
 
 
 def as_text(counts: Sequence[Sequence[int]]) -> str:
-    """Labels down, predictions across, a dot for never; the last column is each label's recall."""
+    """Format a confusion matrix: one row per label, one column per prediction, and the recall."""
     width = max(3, *(len(str(count)) + 1 for row in counts for count in row))
     header = "".join(f"{prediction:>{width}}" for prediction in range(len(counts)))
     lines = [f"       {'predicted':^{len(header)}}", f"label  {header}    right"]
@@ -75,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=12, help="default: %(default)s")
     parser.add_argument(
-        "--backend", choices=("horovod", "torch"), help="default: horovod where it is installed"
+        "--backend", choices=("horovod", "torch"), help="default: horovod if it is installed"
     )
     parser.add_argument(
         "--output", type=Path, default=Path("demo-output"), help="folder for the plot"
@@ -97,23 +96,23 @@ def run(options: argparse.Namespace) -> int:
 
 
 def require_packages(packages: Mapping[str, str]) -> None:
-    """`packages` maps each module to the name that pip knows it by."""
+    """Check that packages are installed; `packages` maps a module's name to its name on PyPI."""
     missing = [name for module, name in packages.items() if not importlib.util.find_spec(module)]
     if missing:
         needed = " ".join(missing)
-        raise SetupError(f"the demo needs packages that are not there. Fix: pip install {needed}")
+        raise SetupError(f"the demo needs packages that are not installed: pip install {needed}")
 
 
 def choose_backend() -> str:
     reason = why_no_horovod()
     if reason is None:
         return "horovod"
-    print(f"Using the torch backend: {reason}. `sparkdml install-horovod` builds it.")
+    print(f"Using the torch backend: {reason} (run `sparkdml install-horovod` to build it).")
     return "torch"
 
 
 def start_quiet_spark(num_slots: int) -> SparkSession:
-    """Local Spark that logs errors only: nothing between the user and the progress bar."""
+    """Start local Spark that logs only errors, so that the progress bar is not interrupted."""
     with tempfile.TemporaryDirectory(prefix="sparkdml-demo-") as folder:
         logging = Path(folder) / "log4j2.properties"  # read once, when the JVM starts
         logging.write_text(_LOG4J)
@@ -126,7 +125,7 @@ def start_quiet_spark(num_slots: int) -> SparkSession:
 
 
 def digits(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
-    """scikit-learn's 1,797 digits of 8x8 pixels: 80% to train on, 20% to test with."""
+    """Load scikit-learn's 1,797 digits of 8x8 pixels as 80% training rows and 20% test rows."""
     import pandas as pd
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -157,7 +156,7 @@ def network() -> nn.Module:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 for each row whose largest output is at its label."""
+    """Return 1 for each row whose largest output is at its label, else 0."""
     return (outputs.argmax(dim=1) == targets).float()
 
 
@@ -196,14 +195,14 @@ def _train_and_report(spark: SparkSession, options: argparse.Namespace, backend:
     print(as_text(counts))
     print()
     verdict = paint(f"{score:.1%}", "green" if score >= 0.96 else "red")
-    print(f"Test accuracy: {verdict} on {len(rows)} digits that training never saw")
-    print(f"Training took {seconds:.1f} s; the plot of the loss is {picture}")
+    print(f"Test accuracy: {verdict} on {len(rows)} held-out digits")
+    print(f"Training took {seconds:.1f} s; loss plot: {picture}")
 
 
 def save_plot(history: Any, folder: Path) -> Path:
     import matplotlib
 
-    matplotlib.use("Agg")  # no window: the picture goes into a file
+    matplotlib.use("Agg")  # no window: the plot is written to a file
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -217,8 +216,8 @@ def save_plot(history: Any, folder: Path) -> Path:
 def print_next_steps() -> None:
     print(
         "\nWhat to try next:\n"
-        "  sparkdml demo --backend torch   the same through torch.distributed\n"
+        "  sparkdml demo --backend torch   the same with torch.distributed\n"
         "  python examples/digits.py       the same as a short script (in a checkout)\n"
-        "  sparkdml doctor --master URL    is your cluster ready?\n"
-        "  docs/tutorial.md                your own model on your own DataFrame"
+        "  sparkdml doctor --master URL    check that your cluster can train\n"
+        "  docs/tutorial.md                train your own model on your own DataFrame"
     )

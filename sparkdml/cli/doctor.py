@@ -1,7 +1,7 @@
-"""`sparkdml doctor`: is this machine ready? Each line is ok, or says what to do.
+"""`sparkdml doctor`: checks that this machine can train, and suggests a fix for each problem.
 
-The exit code is 0 where nothing FAILs. The slow looks (a Spark session, Horovod between two
-processes) run at the same time, in processes of their own.
+The exit code is 0 unless a check FAILs. The slow checks (a Spark session, an allreduce between two
+processes) run concurrently, in child processes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--master",
         default=os.environ.get("MASTER", "local[*]"),
-        help="the Spark master to look at (default: %(default)s)",
+        help="the Spark master to check (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     parser.add_argument(
         "--timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="how long the Spark master may take to answer (default: %(default)s)",
+        help="how long to wait for the Spark master (default: %(default)s)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     if not options.json:
-        print(f"Looking at this machine and at {options.master} …", flush=True)
+        print(f"Checking this machine and {options.master} …", flush=True)
     checks = examine(options.master, options.timeout)
     if options.json:
         print(as_json(checks))
@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(master: str, timeout_seconds: float) -> list[Check]:
-    """Every check, in the order in which problems are best repaired."""
-    # torch is imported here once: imports in several threads at once wait for each other anyway.
+    """Run every check, in the order in which problems are best fixed."""
+    # Import torch once, here: threads that import it concurrently wait for each other anyway.
     versions = guarded("packages", software.check_packages)
     found_java = guarded("Java", lambda: [software.check_java()])
     usable = not any(
@@ -63,7 +63,7 @@ def examine(master: str, timeout_seconds: float) -> list[Check]:
         session = (
             workers.open_session(master, timeout_seconds)
             if usable
-            else workers.Session(problem="not tried, since Java or pyspark is not right")
+            else workers.Session(problem="skipped: fix Java or pyspark first")
         )
         checks = [
             *found_java,
@@ -81,13 +81,13 @@ def examine(master: str, timeout_seconds: float) -> list[Check]:
     ]
 
 
-def guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
-    """A look that breaks is a finding like any other: the rest of the report must still come."""
+def guarded(name: str, check: Callable[[], list[Check]]) -> list[Check]:
+    """Report an exception in a check as its result, so that the other checks are still shown."""
     try:
-        return look()
+        return check()
     except Exception as error:
-        found = f"the check itself broke: {type(error).__name__}: {error}"
-        return [Check(name, "FAIL", found, "please report this, with the line above")]
+        found = f"the check raised {type(error).__name__}: {error}"
+        return [Check(name, "FAIL", found, "this is a bug in sparkdml; please report it")]
 
 
 def as_json(checks: Sequence[Check]) -> str:
@@ -110,9 +110,9 @@ def as_table(checks: Sequence[Check], stream: TextIO) -> str:
             lines.append(f"{'':4}  {'':{width}}  fix: {check.fix}")
     counts = {status: sum(c.status == status for c in checks) for status in _COLOURS}
     if counts["FAIL"]:
-        summary = paint(f"{counts['FAIL']} to repair", "red", stream)
+        summary = paint(f"{counts['FAIL']} failed", "red", stream)
     else:
         summary = paint("ready", "green", stream)
     if counts["warn"]:
-        summary += f", {counts['warn']} that could be better"
+        summary += f", {counts['warn']} warning{'s' if counts['warn'] > 1 else ''}"
     return "\n".join([*lines, "", summary])

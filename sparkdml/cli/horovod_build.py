@@ -1,7 +1,7 @@
-"""Builds a wheel of Horovod: download, unpack, change to C++17, compile with progress, keep a log.
+"""Builds a wheel of Horovod: downloads, unpacks, patches and compiles it, and writes a log.
 
-Build tools that are missing (setuptools, wheel, CMake) go into a folder that is gone afterwards,
-never into the user's environment.
+Missing build tools (setuptools, wheel, CMake) are installed into a temporary folder, never into the
+user's environment.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _LINES_SHOWN = 10
 
 
 class BuildFailed(SetupError):
-    """A step of the build failed; the message has its errors, last lines and where the log is."""
+    """A step of the build failed; the message has its errors, its last lines and the log's path."""
 
 
 def parse_percent(line: str) -> int | None:
-    """The number in make's `[ 42%] Building …`, or None for any other line."""
+    """Return the percentage in a line of make's such as `[ 42%] Building …`, or None."""
     found = _PERCENT.match(line)
     return min(int(found[1]), 100) if found else None
 
 
 def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Path:
-    """Build in `workspace`, with everything that is said going to `log_path`."""
+    """Build a wheel in `workspace`, logging the output of every step to `log_path`."""
     tools = workspace / "tools"
     environment = build_environment(os.environ, flags, tools)
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,8 @@ def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Pa
                 progress.update(percent)
 
         progress.update(0)
-        # By PEP 517: pip's older way runs `setup.py clean` after a failure, which buries the error.
+        # PEP 517, because the legacy build runs `setup.py clean` after a failure, and its output
+        # would hide the error.
         wheel = ["wheel", "-v", "--use-pep517", "--no-deps", "--no-build-isolation"]
         try:
             _step(
@@ -89,9 +90,9 @@ def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Pa
 def build_environment(
     base: Mapping[str, str], flags: Mapping[str, str], tools: Path
 ) -> dict[str, str]:
-    """The variables that the build sees."""
-    # Settings of an enclosing `make` would hand its job server to a build that can't use it, and
-    # HOROVOD_WITH… of the caller would change the wheel behind the cache key's back.
+    """Return the environment variables of the build."""
+    # The settings of an enclosing `make` would pass its job server to a build that can't use it,
+    # and the caller's HOROVOD_WITH… would change the wheel without changing its cache key.
     dropped = ("HOROVOD_WITH", "HOROVOD_GPU_OPERATIONS", "HOROVOD_CPU_OPERATIONS")
     kept = {
         name: value
@@ -114,7 +115,7 @@ def _step(
     environment: Mapping[str, str] | None = None,
     watch: Callable[[str], None] | None = None,
 ) -> None:
-    """Run one command; its output goes to the log line by line, and to `watch`."""
+    """Run one command, passing each line of its output to the log and to `watch`."""
     last: deque[str] = deque(maxlen=_LINES_SHOWN)
     errors: deque[str] = deque(maxlen=_LINES_SHOWN)
     log.write(f"$ {' '.join(command)}\n")
@@ -141,10 +142,10 @@ def _step(
         finally:
             log.flush()
     if process.returncode != 0:
-        # A compiler's error comes long before the end: what follows is everyone else giving up.
+        # The compiler's error is long before the end: the other jobs stop after it.
         shown = [f"  | {line}" for line in (*errors, "…", *last)]
         raise BuildFailed(
-            f"{what} failed (exit code {process.returncode}). The errors and the last lines:\n"
+            f"{what} failed (exit code {process.returncode}). Its errors and last lines:\n"
             + "\n".join(shown)
-            + f"\nThe whole log: {log.name}"
+            + f"\nFull log: {log.name}"
         )

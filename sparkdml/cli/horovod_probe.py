@@ -1,7 +1,7 @@
-"""Looks at the Horovod that is installed, in a process of its own.
+"""Tests the installed Horovod in a child process.
 
-A broken extension can end the process that imports it, so neither `doctor` nor `install-horovod`
-imports it into theirs.
+A broken extension can crash the process that imports it, so neither `doctor` nor `install-horovod`
+imports Horovod itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class HorovodProbe:
-    """What a fresh process found. `problem` is empty where import and a 1-process init worked."""
+    """The result of a probe; `problem` is empty if import and init with one process worked."""
 
     version: str = ""
     built_for: str = ""  # the torch version at build time
@@ -75,7 +75,7 @@ def probe_horovod(timeout_seconds: float = 60.0) -> HorovodProbe:
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what an enclosing launcher put there: it names another world."""
+    """Return the environment without an enclosing launcher's variables, which name its world."""
     launchers = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_")
     return {name: v for name, v in environment.items() if not name.startswith(launchers)}
 
@@ -90,5 +90,5 @@ def _installed_version() -> str:
 def _last_line(stderr: str, returncode: int) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if returncode < 0:
-        return f"the process died of signal {-returncode}"
-    return lines[-1] if lines else f"the process ended with exit code {returncode}"
+        return f"the process was killed by signal {-returncode}"
+    return lines[-1] if lines else f"the process exited with code {returncode}"

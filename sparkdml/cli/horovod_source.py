@@ -34,29 +34,29 @@ def unpack(archive: Path, into: Path) -> Path:
             target = (into / member.name).resolve()
             if not target.is_relative_to(into.resolve()) or not (member.isfile() or member.isdir()):
                 raise SetupError(
-                    f"{archive.name} holds {member.name!r}, which is no plain file below the folder"
-                    " it is unpacked into. Delete it and download it again."
+                    f"{archive.name} contains {member.name!r}, which is not a regular file below "
+                    "the target folder. Delete the archive and download it again."
                 )
         tar.extractall(into)
     root = into / f"horovod-{HOROVOD_VERSION}"
     if not (root / "setup.py").is_file():
-        raise SetupError(f"{archive.name} is not the source of Horovod {HOROVOD_VERSION}")
+        raise SetupError(f"{archive.name} does not contain the source of Horovod {HOROVOD_VERSION}")
     return root
 
 
 def raise_cxx_standard(text: str) -> tuple[str, int]:
-    """A CMake file's text with C++17 in place of C++14, and the number of places changed."""
+    """Replace C++14 by C++17 in a CMake file's text; also return the number of replacements."""
     return _CXX14.subn(r"\g<1>17", text)
 
 
 def patch(root: Path) -> None:
-    """Make the unpacked source ask for C++17. A second call finds nothing left and says so."""
+    """Make the unpacked source use C++17. A second call raises, as there is nothing to replace."""
     for name in _CMAKE_FILES:
         path = root / name
         text, changes = raise_cxx_standard(path.read_text())
         if not changes:
             raise SetupError(
-                f"{name} of Horovod {HOROVOD_VERSION} sets no CMAKE_CXX_STANDARD 14: this is not"
-                " the source that sparkdml knows how to build"
+                f"{name} of Horovod {HOROVOD_VERSION} does not set CMAKE_CXX_STANDARD 14: sparkdml"
+                " can't build this source"
             )
         path.write_text(text)

@@ -1,7 +1,7 @@
-"""`sparkdml install-horovod`: Horovod for the torch that is there, from the cache or built now.
+"""`sparkdml install-horovod`: installs Horovod for the installed torch, from a cache or a build.
 
-Exit codes: 0 installed and working, 1 failed, 3 the machine can't compile (no C++ compiler, no
-make, no Python headers). Scripts may take 3 as "go on with the torch backend".
+Exit codes: 0 if Horovod works, 1 if the build failed, 3 if this machine can't compile (no C++
+compiler, make or Python headers); scripts may then use the torch backend.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ EXIT_CANNOT_COMPILE = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--force", action="store_true", help="build again, whatever is installed or in the cache"
+        "--force", action="store_true", help="rebuild, even if Horovod is installed or cached"
     )
     parser.add_argument(
         "--cache-dir",
         type=Path,
         default=default_cache_dir(),
-        help="where built wheels are kept (default: %(default)s)",
+        help="folder for built wheels (default: %(default)s)",
     )
 
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         ("pip", f"{sys.executable} -m ensurepip"),
     ):
         if importlib.util.find_spec(module) is None:
-            raise SetupError(f"{module} is not installed here. Fix: {fix}, then run this again")
+            raise SetupError(f"{module} is not installed. Run `{fix}`, then run this again")
     import torch
 
     if not options.force:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"Horovod {probe.version} is installed and works with torch {torch.__version__}.")
             return 0
         if probe.installed:
-            print(f"Horovod {probe.version} is installed but of no use here: {problem}")
+            print(f"Horovod {probe.version} is installed but does not work: {problem}")
 
     flags = toolchain.build_flags(torch.version.cuda, toolchain.nccl_can_be_built())
     if torch.version.cuda:
@@ -67,17 +67,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def unfit(probe: HorovodProbe, torch_version: str) -> str:
-    """Why the installed Horovod can't serve this torch; empty where it can."""
+    """Return why the installed Horovod can't be used with this torch, or an empty string."""
     if probe.problem:
         return probe.problem
     if probe.built_for != torch_version:
-        return f"it was built for torch {probe.built_for or '(unknown)'}, here is {torch_version}"
+        return f"it was built for torch {probe.built_for or '(unknown)'}, not {torch_version}"
     return "" if probe.gloo else "it was built without Gloo"
 
 
 def describe_gpu_support(cuda: str, flags: dict[str, str]) -> str:
     if "HOROVOD_GPU_OPERATIONS" in flags:
-        return f"torch has CUDA {cuda} and NCCL is there: building with NCCL for GPU tensors."
+        return f"torch has CUDA {cuda} and NCCL was found: building with NCCL for GPU tensors."
     return (
         f"torch has CUDA {cuda}, but nvcc or nccl.h is missing: building for CPU tensors only. "
         "For GPUs install the CUDA toolkit and libnccl-dev (or set HOROVOD_NCCL_HOME), then "
@@ -89,10 +89,10 @@ def _install_from_cache(cache: WheelCache, key: BuildKey, torch_version: str) ->
     wheel = cache.find(key)
     if wheel is None:
         return False
-    print(f"Horovod: taking the wheel that was built before ({wheel.parent})", flush=True)
+    print(f"Horovod: using the cached wheel ({wheel.parent})", flush=True)
     problem = _install(wheel) or unfit(probe_horovod(), torch_version)
     if problem:
-        print(f"That wheel is of no use ({problem}): building a new one.")
+        print(f"The cached wheel does not work ({problem}); rebuilding it.")
         cache.discard(wheel)
         return False
     print(f"Horovod {HOROVOD_VERSION} works with torch {torch_version}.")
@@ -104,25 +104,25 @@ def _build_and_install(
 ) -> int:
     missing = toolchain.missing_tools()
     if missing:
-        print("Horovod can't be built here: " + "; ".join(missing), file=sys.stderr)
+        print("Horovod can't be built on this machine: " + "; ".join(missing), file=sys.stderr)
         return EXIT_CANNOT_COMPILE
     started = time.monotonic()
     log_path = cache.root / f"{key.folder()}.log"
     try:
         with tempfile.TemporaryDirectory(prefix="sparkdml-horovod-") as workspace:
-            # The build asks for what Horovod needs at run time, so that goes in first.
+            # Horovod's build imports its run-time requirements, so install them first.
             problem = _pip_install(*RUNTIME_REQUIREMENTS)
             if problem:
-                raise BuildFailed(f"installing what Horovod needs failed: {problem}")
+                raise BuildFailed(f"installing Horovod's requirements failed: {problem}")
             wheel = cache.store(key, build_wheel(flags, Path(workspace), log_path))
     except BuildFailed as failure:
         print(failure, file=sys.stderr)
         return EXIT_FAILED
-    print(f"Horovod was built in {time.monotonic() - started:.0f} s; the wheel is kept: {wheel}")
+    print(f"Horovod was built in {time.monotonic() - started:.0f} s; wheel: {wheel}")
     problem = _install(wheel) or unfit(probe_horovod(), torch_version)
     if problem:
         print(
-            f"The new Horovod does not work: {problem}\nThe build's log: {log_path}",
+            f"The new build of Horovod does not work: {problem}\nBuild log: {log_path}",
             file=sys.stderr,
         )
         cache.discard(wheel)
@@ -132,7 +132,7 @@ def _build_and_install(
 
 
 def _install(wheel: Path) -> str:
-    """Install the wheel and what it needs, never touching torch. Returns the problem, if any."""
+    """Install the wheel and its requirements, but never torch. Return the error, or ''."""
     return _pip_install(*RUNTIME_REQUIREMENTS) or _pip_install(
         "--no-deps", "--force-reinstall", str(wheel)
     )
@@ -149,4 +149,4 @@ def _pip_install(*arguments: str) -> str:
         return ""
     lines = [line for line in trial.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line] or lines
-    return errors[-1].strip() if errors else f"pip ended with exit code {trial.returncode}"
+    return errors[-1].strip() if errors else f"pip exited with code {trial.returncode}"

@@ -1,7 +1,8 @@
-"""The `sparkdml` command: finds the subcommand and imports only that one.
+"""The `sparkdml` command: parses the command line and imports only the chosen subcommand.
 
-Importing torch or pyspark takes a second or more, so `sparkdml --help` must not. Each subcommand is
-a module of this package with `add_arguments(parser)` and `run(options) -> exit code`.
+Importing torch or pyspark takes a second or more, so `sparkdml --help` imports neither. Each
+subcommand is a module of this package with `add_arguments(parser)` and `run(options)`, which
+returns the exit code.
 """
 
 from __future__ import annotations
@@ -15,21 +16,30 @@ from importlib.metadata import PackageNotFoundError, version
 from sparkdml.errors import SparkDMLError
 
 SUBCOMMANDS = {
-    "doctor": ("sparkdml.cli.doctor", "is this machine ready? each check with its fix"),
+    "doctor": (
+        "sparkdml.cli.doctor",
+        "check that this machine can train, with a fix for each problem",
+    ),
     "install-horovod": (
         "sparkdml.cli.install_horovod",
-        "build Horovod against the torch that is installed",
+        "build Horovod for the installed version of torch",
     ),
     "demo": ("sparkdml.cli.demo", "train on handwritten digits with 2 workers on local Spark"),
-    "timeline": ("sparkdml.cli.timeline", "the largest costs of a traced run, and what to do"),
-    "bench": ("sparkdml.cli.bench", "measure sparkdml against its peers (needs a checkout)"),
+    "timeline": (
+        "sparkdml.cli.timeline",
+        "show the largest costs of a traced run and how to reduce them",
+    ),
+    "bench": (
+        "sparkdml.cli.bench",
+        "benchmark sparkdml against other libraries (needs a checkout)",
+    ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    chosen = next((word for word in words if not word.startswith("-")), None)
-    options = _parser(chosen).parse_args(words)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = next((argument for argument in given if not argument.startswith("-")), None)
+    options = _parser(chosen).parse_args(given)
     if options.command is None:
         _parser(None).print_help()
         return 2

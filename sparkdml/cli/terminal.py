@@ -1,4 +1,4 @@
-"""What the commands print: colour only where someone looks, and progress in one line or in few."""
+"""Terminal output of the commands: colours and progress lines, both plain when redirected."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def is_interactive(stream: TextIO) -> bool:
 
 
 def paint(text: str, colour: Colour, stream: TextIO | None = None) -> str:
-    """`text` in a colour, or as it is where the stream is no terminal or NO_COLOR is set."""
+    """Colour `text`, unless the stream is not a terminal or NO_COLOR is set."""
     if not is_interactive(stream or sys.stdout) or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
 class PercentLine:
-    """Progress from 0 to 100: one updating line on a terminal, a line every `step` elsewhere."""
+    """Progress from 0 to 100: one updating line on a terminal, else a line per `step` percent."""
 
     def __init__(self, title: str, stream: TextIO | None = None, step: int = 10) -> None:
         self._title = title
@@ -33,7 +33,7 @@ class PercentLine:
         self._shown = -1
 
     def update(self, percent: int) -> None:
-        """Say `percent`, unless that much was already said: progress never runs backwards."""
+        """Show `percent`, unless as much was shown already: progress never goes backwards."""
         due = percent - percent % self._step
         if due <= self._shown:
             return

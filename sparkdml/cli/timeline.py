@@ -1,4 +1,4 @@
-"""`sparkdml timeline path.json`: where the time of a run went, from the trace of its timeline."""
+"""`sparkdml timeline PATH`: summarizes the trace that a run with timeline= wrote."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sparkdml.observe.timeline.trace_file import fault_of, read_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="the file that timeline= of the estimator named")
+    parser.add_argument("path", help="the trace file, as given to timeline=")
     parser.add_argument("--top", type=int, default=5, help="how many costs to show (default: 5)")
-    parser.add_argument("--json", action="store_true", help="all costs, for a program to read")
+    parser.add_argument("--json", action="store_true", help="print all costs as JSON, for scripts")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,8 +25,8 @@ def run(options: argparse.Namespace) -> int:
         raise ParameterError(
             "path",
             options.path,
-            "a trace that sparkdml wrote",
-            "Other traces open in https://ui.perfetto.dev, as this one does.",
+            "a trace written by sparkdml",
+            "Open other traces in https://ui.perfetto.dev.",
         )
     sound = [event for event in trace.events if fault_of(event) is None]
     summary = summarize(sound)
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     notes = []
     if trace.is_cut:
-        notes.append("the file was cut off; this is what is left of it")
+        notes.append("the file is truncated; this is the part that could be read")
     if len(sound) < len(trace.events):
         notes.append(f"{len(trace.events) - len(sound)} events could not be read")
     if trace.about.get("thinned"):

@@ -1,4 +1,4 @@
-"""What a build of Horovod needs from the machine: compiler, make, Python headers, CMake, memory."""
+"""The machine's tools for building Horovod: compiler, make, Python headers, CMake, memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 
 CMAKE_AT_LEAST = (3, 13)
-CMAKE_BELOW = (4,)  # CMake 4 refuses the old policies that Horovod's Gloo asks for
+CMAKE_BELOW = (4,)  # CMake 4 rejects the old policies that Horovod's Gloo uses
 
 # The largest of torch's translation units takes a bit over 1 GB in g++.
 _BYTES_PER_JOB = 1.5 * 2**30
 
 
 def missing_tools(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What the machine lacks to compile a torch extension, each with its fix."""
+    """Return what is missing for compiling a torch extension, each with its fix."""
     missing = []
     if find_compiler(environment) is None:
         missing.append("no C++17 compiler was found. Fix: apt-get install g++")
@@ -35,11 +35,11 @@ def missing_tools(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The first C++ compiler that accepts C++17: $CXX, then the usual names."""
+    """Find the first C++ compiler that accepts C++17: $CXX, then the usual names."""
     for name in (environment.get("CXX"), "c++", "g++", "clang++"):
         if name and (path := shutil.which(name, path=environment.get("PATH"))):
             command = [path, "-x", "c++", "-std=c++17", "-fsyntax-only", "-"]
-            # With a header of the library: a compiler can be there without libstdc++'s headers.
+            # Include a library header: a compiler may be installed without libstdc++'s headers.
             trial = subprocess.run(
                 command, input=b"#include <optional>\n", capture_output=True, check=False
             )
@@ -58,7 +58,7 @@ def cmake_fits(version: tuple[int, ...] | None) -> bool:
 
 
 def find_cmake() -> str | None:
-    """The CMake on the PATH, where its version fits."""
+    """Return the path of CMake if its version is supported."""
     path = shutil.which("cmake")
     if path is None:
         return None
@@ -67,13 +67,13 @@ def find_cmake() -> str | None:
 
 
 def parallel_jobs() -> int:
-    """One job for each core, but never more than the memory holds."""
+    """Return the number of build jobs: one per core, limited by the free memory."""
     affordable = int(psutil.virtual_memory().available // _BYTES_PER_JOB)
     return max(1, min(len(os.sched_getaffinity(0)), affordable))
 
 
 def build_flags(cuda: str | None, nccl: bool) -> dict[str, str]:
-    """Horovod's build settings: torch only, Gloo on CPUs, NCCL on GPUs where it can be built."""
+    """Return Horovod's build settings: torch only, Gloo on CPUs, NCCL on GPUs if possible."""
     flags = {
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
@@ -88,7 +88,7 @@ def build_flags(cuda: str | None, nccl: bool) -> dict[str, str]:
 
 
 def nccl_can_be_built(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the CUDA compiler and NCCL's header are where Horovod's CMake files look."""
+    """Whether Horovod's CMake files will find the CUDA compiler and NCCL's header."""
     cuda_home = environment.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = shutil.which("nvcc", path=environment.get("PATH")) or shutil.which(
         "nvcc", path=f"{cuda_home}/bin"

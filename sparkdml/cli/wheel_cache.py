@@ -1,7 +1,7 @@
-"""Built wheels, kept for the user: the key that says what a wheel fits, and writing it whole.
+"""A cache of built wheels in the user's home, and the key under which a wheel is stored.
 
-A wheel of Horovod links against one torch build, one Python, one C library and one C++ ABI. All of
-them are in the key, so a wheel that was found is a wheel that fits.
+A wheel of Horovod links against one build of torch, one Python, one C library and one C++ ABI. All
+of them are in the key, so a cached wheel always matches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BuildKey:
     """Everything that a wheel of Horovod depends on."""
 
     horovod: str
-    torch: str  # with its local part: 2.13.0+cpu and 2.13.0 are different builds
+    torch: str  # with its local version: 2.13.0+cpu and 2.13.0 are different builds
     python: str  # the interpreter's tag, such as cp311
     platform: str  # such as linux-x86_64
     libc: str
@@ -33,7 +33,7 @@ class BuildKey:
     flags: tuple[tuple[str, str], ...]
 
     def folder(self) -> str:
-        """A folder name that a person can read; the build flags are in it as a short hash."""
+        """Return a readable folder name, which includes a short hash of the build flags."""
         flags = hashlib.sha256(repr(sorted(self.flags)).encode()).hexdigest()[:10]
         parts = (
             f"horovod{self.horovod}",
@@ -62,8 +62,8 @@ def key_of_this_machine(horovod: str, flags: Mapping[str, str]) -> BuildKey:
 
 
 def default_cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_CACHE_HOME/sparkdml/wheels`, or below `~/.cache` where that isn't set."""
-    # The XDG rule: a relative path counts as not set.
+    """Return `$XDG_CACHE_HOME/sparkdml/wheels`, or `~/.cache/sparkdml/wheels` if it isn't set."""
+    # As XDG specifies, a relative path counts as not set.
     base = Path(environment.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         base = Path(environment.get("HOME") or Path.home()) / ".cache"
@@ -81,7 +81,7 @@ class WheelCache:
         return wheels[-1] if wheels else None
 
     def store(self, key: BuildKey, wheel: Path) -> Path:
-        """Copy a wheel in; another process sees all of it or nothing."""
+        """Copy a wheel into the cache atomically."""
         folder = self.root / key.folder()
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{wheel.name}.{os.getpid()}.partial"
@@ -99,7 +99,7 @@ class WheelCache:
 
     @contextmanager
     def lock(self, key: BuildKey) -> Iterator[None]:
-        """Held while a wheel is built: a second process waits, and then finds the wheel."""
+        """Lock out other builds of the same wheel; they wait and then find it in the cache."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / f"{key.folder()}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -183,7 +183,7 @@ pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.
         (GATEWAY, "SparkException: Master must be yarn or start with spark"),
         (MISMATCH, "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] 3.12 than 3.11"),
         ("Killed\n", "Killed"),
-        ("", "it ended without a word"),
+        ("", "the process exited without output"),
     ],
 )
 def test_a_session_that_does_not_start_says_why(stderr: str, said: str) -> None:

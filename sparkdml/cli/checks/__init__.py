@@ -1,1 +1,1 @@
-"""What `sparkdml doctor` looks at: a file for each group of checks, and the probes they start."""
+"""The checks of `sparkdml doctor`: one file per group of checks, and the probes that they start."""

@@ -1,6 +1,6 @@
 """One rank of the doctor's allreduce, run with `python -m` and two arguments: BACKEND WORLD.
 
-WORLD is the fields of `World` as JSON. Ends with an error where the sum is not right.
+WORLD is the fields of `World` as JSON. It exits with an error if the sum is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def add_up(backend: str, world: World) -> None:
         total = communicator.allreduce_(torch.full((1000,), world.rank + 1.0))
     expected = world.size * (world.size + 1) / 2
     if not bool((total == expected).all()):
-        raise SystemExit(f"the sum is {total[0].item()} and not {expected}")
+        raise SystemExit(f"the sum is {total[0].item()} instead of {expected}")
 
 
 if __name__ == "__main__":

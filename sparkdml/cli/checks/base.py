@@ -10,7 +10,7 @@ Status = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True)
 class Check:
-    """`warn`: training works, but not as well as it could. `FAIL`: it would not work."""
+    """One check's result. `warn`: training works, but could be better. `FAIL`: it can't work."""
 
     name: str
     status: Status

@@ -1,4 +1,4 @@
-"""Horovod: built for this torch, importable, and does it add up between two processes?"""
+"""Checks that Horovod is built for this torch, and that two processes can run an allreduce."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def check_horovod() -> list[Check]:
 
 def judge_probe(probe: HorovodProbe, torch_version: str, cuda: str | None) -> Check:
     if not probe.installed:
-        return Check("Horovod", "warn", "not installed: the torch backend serves instead", _INSTALL)
+        found = "not installed; the torch backend will be used"
+        return Check("Horovod", "warn", found, _INSTALL)
     found = f"Horovod {probe.version}"
     if probe.problem:
         return Check("Horovod", "FAIL", f"{found} does not work: {probe.problem}", _REBUILD)
@@ -45,14 +46,14 @@ def judge_probe(probe: HorovodProbe, torch_version: str, cuda: str | None) -> Ch
         return Check("Horovod", "FAIL", f"{found} was built without Gloo", _REBUILD)
     if cuda and not probe.nccl:
         return Check(
-            "Horovod", "warn", f"{found} has no NCCL: GPU tensors go through the CPU", _REBUILD
+            "Horovod", "warn", f"{found} has no NCCL: GPU tensors are reduced on the CPU", _REBUILD
         )
     backends = "Gloo and NCCL" if probe.nccl else "Gloo"
     return Check("Horovod", "ok", f"{found} with {backends}, built for torch {probe.built_for}")
 
 
 def check_allreduce(backend: str, timeout_seconds: float = 30.0) -> Check:
-    """A real allreduce between two processes that meet in a rendezvous of ours."""
+    """Run an allreduce between two processes, with a rendezvous in this process."""
     from sparkdml.comm.base import World
     from sparkdml.comm.interface import interface_towards
     from sparkdml.comm.rendezvous import Rendezvous
@@ -85,12 +86,12 @@ def check_allreduce(backend: str, timeout_seconds: float = 30.0) -> Check:
         fix = "see the ports below" + (f"; then {_REBUILD}" if backend == "horovod" else "")
         return Check("allreduce", "FAIL", "; ".join(failures), fix)
     seconds = time.monotonic() - started
-    found = f"{_NUM_RANKS} processes through {backend}, {seconds:.1f} s with their start"
+    found = f"{_NUM_RANKS} processes with {backend}, {seconds:.1f} s including their start"
     return Check("allreduce", "ok", found)
 
 
 def _failures(processes: list[subprocess.Popen[str]], deadline: float) -> list[str]:
-    """What went wrong, by rank. No process is left afterwards."""
+    """Wait for the processes, kill those that are late, and return the failures by rank."""
     failures = []
     for rank, process in enumerate(processes):
         try:

@@ -1,7 +1,4 @@
-"""The driver's machine: ports, disk for the spool, shared memory.
-
-GPUs: what the machine has, what torch can use, what Spark hands out.
-"""
+"""Checks of the driver's machine: ports, disk space for spools, shared memory, and GPUs."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_ports(environment: Mapping[str, str] = os.environ) -> Check:
-    """Can a server listen where the workers will look for the driver, and be reached there?"""
+    """Check that a server can listen, and be reached, at the address that workers will use."""
     name = "ports"
     host = environment.get("SPARK_LOCAL_IP") or socket.gethostname()
-    fix = "export SPARK_LOCAL_IP=127.0.0.1 for local Spark, or give the host name an address"
+    fix = "export SPARK_LOCAL_IP=127.0.0.1 for local Spark, or make the host name resolvable"
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
-        return Check(name, "FAIL", f"{host!r} has no address ({error})", fix)
+        return Check(name, "FAIL", f"{host!r} can't be resolved ({error})", fix)
     try:
         with socket.create_server((address, 0)) as server:
             server.settimeout(3.0)
@@ -40,22 +37,22 @@ def check_ports(environment: Mapping[str, str] = os.environ) -> Check:
                     client.sendall(b"ping")
                     heard = accepted.recv(4)
     except OSError as error:
-        return Check(name, "FAIL", f"listening or connecting on {address}: {error}", fix)
+        return Check(name, "FAIL", f"can't listen or connect on {address}: {error}", fix)
     if heard != b"ping":
-        return Check(name, "FAIL", f"a connection to {address} lost its bytes", fix)
+        return Check(name, "FAIL", f"a connection to {address} lost data", fix)
     return Check(name, "ok", f"listened and connected on {address}")
 
 
 def check_spool(local_dirs: str, environment: Mapping[str, str] = os.environ) -> list[Check]:
-    """One check for each of Spark's local folders; the environment wins over the setting."""
+    """Check each of Spark's local folders; the environment variable overrides the setting."""
     dirs = environment.get("SPARK_LOCAL_DIRS") or local_dirs or tempfile.gettempdir()
     return [check_spool_dir(Path(entry.strip())) for entry in dirs.split(",") if entry.strip()]
 
 
 def check_spool_dir(folder: Path) -> Check:
     name = "disk for spooling"
-    fix = "point spark.local.dir or SPARK_LOCAL_DIRS at a writable folder with room"
-    # Spark makes a folder that isn't there yet, so its nearest parent is what counts.
+    fix = "set spark.local.dir or SPARK_LOCAL_DIRS to a writable folder with enough space"
+    # Spark creates a missing folder, so check its nearest parent.
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
@@ -70,14 +67,16 @@ def judge_free_space(folder: Path, free_bytes: int, fix: str) -> Check:
     if free_bytes < SPOOL_FAIL_BYTES:
         return Check("disk for spooling", "FAIL", found, fix)
     if free_bytes < SPOOL_WARN_BYTES:
-        return Check("disk for spooling", "warn", f"{found}; each worker spools its rows", fix)
+        return Check(
+            "disk for spooling", "warn", f"{found}; each worker stores its rows there", fix
+        )
     return Check("disk for spooling", "ok", found)
 
 
 def check_shared_memory(folder: Path = SHARED_MEMORY) -> Check:
     fix = "in a container: docker run --shm-size=1g"
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        return Check("shared memory", "warn", f"{folder} is not there or not writable", fix)
+        return Check("shared memory", "warn", f"{folder} is missing or not writable", fix)
     free = shutil.disk_usage(folder).free
     found = f"{folder}: {in_units(free)} free"
     if free < SHARED_MEMORY_WARN_BYTES:
@@ -97,12 +96,12 @@ _CONF = "spark.task.resource.gpu.amount"
 
 
 def check_gpus(conf: Mapping[str, str]) -> Check:
-    """`conf` holds the session's settings."""
+    """Check the GPUs that the machine has, torch can use, and Spark (`conf`) assigns to tasks."""
     import torch
 
     names, problem = ask_nvidia_smi()
     if problem:
-        return Check("GPUs", "warn", problem, "repair the NVIDIA driver, or go on with the CPU")
+        return Check("GPUs", "warn", problem, "repair the NVIDIA driver, or train on the CPU")
     return judge_gpus(
         names=names,
         torch_count=torch.cuda.device_count() if torch.cuda.is_available() else 0,
@@ -112,7 +111,7 @@ def check_gpus(conf: Mapping[str, str]) -> Check:
 
 
 def ask_nvidia_smi() -> tuple[list[str], str]:
-    """The names of the GPUs, and why they are not known where nvidia-smi is there but fails."""
+    """Return the names of the GPUs, and the problem if nvidia-smi is installed but fails."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return [], ""
@@ -151,7 +150,7 @@ def judge_gpus(
         return Check(
             "GPUs",
             "warn",
-            f"{found}, but Spark hands out none",
+            f"{found}, but Spark assigns none to tasks",
             f"set {_CONF}=1, spark.executor.resource.gpu.amount and its discoveryScript",
         )
     return Check("GPUs", "ok", f"{found}; {_CONF}={spark_amount}")

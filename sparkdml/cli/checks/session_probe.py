@@ -1,7 +1,7 @@
-"""Starts a Spark session, runs one small job and prints what was found, as one line of JSON.
+"""Starts a Spark session, runs one small job and prints its findings as one line of JSON.
 
-Run as `python -m sparkdml.cli.checks.session_probe MASTER`: in a process of its own, so that
-Spark's log lines stay out of the report and a master that doesn't answer can be given up on.
+`sparkdml doctor` runs it in a child process (`python -m sparkdml.cli.checks.session_probe MASTER`),
+so that Spark's log lines stay out of the report and a wait for the master can be abandoned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SETTINGS = (
 def probe_session(master: str) -> dict[str, Any]:
     from pyspark import SparkConf, SparkContext
 
-    # A bare context, without Spark SQL: a second or two less to wait for.
+    # A plain context, without Spark SQL, starts a second or two faster.
     conf = SparkConf().setMaster(master).setAppName("sparkdml doctor")
     context = SparkContext(conf=conf.set("spark.ui.enabled", "false"))
     try:
@@ -34,7 +34,7 @@ def probe_session(master: str) -> dict[str, Any]:
         answers = context.parallelize(range(num_tasks), num_tasks).mapPartitions(_describe())
         workers = [dict(found) for found in sorted(set(answers.collect()))]
         scala = context._jsc.sc()
-        # The number that Spark itself compares with the size of a barrier stage.
+        # This is the number that Spark compares with the size of a barrier stage.
         slots = scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile())
         return {
             "spark": context.version,
@@ -49,7 +49,7 @@ def probe_session(master: str) -> dict[str, Any]:
 
 
 def _describe() -> Callable[[Iterable[int]], Iterable[tuple[tuple[str, str], ...]]]:
-    # A nested function travels by value: a worker that has no sparkdml can still run it.
+    # A nested function is pickled by value, so a worker without sparkdml can run it.
     def describe(_rows: Iterable[int]) -> Iterable[tuple[tuple[str, str], ...]]:
         import importlib.util
         import socket

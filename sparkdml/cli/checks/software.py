@@ -1,7 +1,4 @@
-"""Java: is it there, and can Spark run on it?
-
-The Python packages at the driver: pyspark, torch and pandas, with the versions that fit.
-"""
+"""Checks of the driver's software: Java, pyspark, torch and pandas, in supported versions."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from pathlib import Path
 from sparkdml.cli.checks.base import Check
 
 TESTED = (17, 21)
-OLDEST = 17  # Spark 4 runs on nothing older
+OLDEST = 17  # the oldest version that Spark 4 supports
 INSTALL = "apt-get install openjdk-17-jre-headless"
 
 
@@ -30,7 +27,7 @@ def check_java(environment: Mapping[str, str] = os.environ) -> Check:
 
 
 def java_command(environment: Mapping[str, str]) -> tuple[str | None, str]:
-    """The java that Spark would start, and where it comes from: JAVA_HOME wins over the PATH."""
+    """Return the java that Spark would start, and its origin: JAVA_HOME, or else the PATH."""
     home = environment.get("JAVA_HOME")
     if home:
         path = Path(home) / "bin" / "java"
@@ -40,24 +37,24 @@ def java_command(environment: Mapping[str, str]) -> tuple[str | None, str]:
 
 
 def judge_java(output: str | None, origin: str) -> Check:
-    """What `java -version` said (None: there is no java), as a check."""
+    """Check the output of `java -version`, or None if there is no java."""
     if output is None:
         if origin.startswith("JAVA_HOME"):
             return Check(
-                "Java", "FAIL", f"{origin} has no bin/java", "unset JAVA_HOME, or point it at a JDK"
+                "Java", "FAIL", f"{origin} has no bin/java", "unset JAVA_HOME, or set it to a JDK"
             )
         return Check("Java", "FAIL", "no java on the PATH", INSTALL)
     version = parse_java_version(output)
     if version is None:
         said = output.strip().splitlines()[0] if output.strip() else "nothing"
-        return Check("Java", "FAIL", f"{origin} said {said!r} when asked for its version", INSTALL)
+        return Check("Java", "FAIL", f"{origin} answered {said!r} to -version", INSTALL)
     found = f"{version} ({origin})"
     if version < OLDEST:
         return Check(
             "Java",
             "FAIL",
             f"{found}; Spark 4 needs 17 or 21",
-            f"{INSTALL}, then point JAVA_HOME at it",
+            f"{INSTALL}, then set JAVA_HOME to it",
         )
     if version not in TESTED:
         return Check(
@@ -67,7 +64,7 @@ def judge_java(output: str | None, origin: str) -> Check:
 
 
 def parse_java_version(output: str) -> int | None:
-    """The feature version: 8 for "1.8.0_402", 17 for "17.0.15", 21 for "21-ea"."""
+    """Return the feature version: 8 for "1.8.0_402", 17 for "17.0.15", 21 for "21-ea"."""
     found = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(found[1]) if found else None
 
@@ -93,7 +90,7 @@ def installed(package: str) -> str | None:
 
 
 def release(text: str) -> tuple[int, int]:
-    """Major and minor: (4, 3) for "4.3.0.dev1"."""
+    """Return the major and minor version: (4, 3) for "4.3.0.dev1"."""
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None:
         raise ValueError(f"a version must start with two numbers but got {text!r}")

@@ -1,4 +1,4 @@
-"""Spark itself: the Python that its workers run, the slots, and settings that break a barrier."""
+"""Checks of Spark: its workers' Python, its slots, and settings that barrier jobs can't use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = "workers' Python"
 _ERROR = re.compile(
     r'(?:Exception in thread "main" |Caused by: )?(?:[\w$]+\.)*(\w+(?:Error|Exception)): (.+)'
 )
-# Errors which only say that there was one: the gateway's, py4j's, Spark's around a worker's.
+# Errors that only wrap another one: the gateway's, py4j's, Spark's around a worker's.
 _WRAPPERS = ("JAVA_GATEWAY_EXITED", "Py4JJavaError", "PYTHON_EXCEPTION")
 _WANTED = ("torch", "pyarrow", "sparkdml")
 _DESCRIBE = (
@@ -30,7 +30,7 @@ _DESCRIBE = (
 
 @dataclass(frozen=True)
 class Session:
-    """What a session of its own found out; `problem` says why there is nothing."""
+    """The findings of the session probe; `problem` says why there are none."""
 
     spark: str = ""
     slots: int = 0
@@ -40,12 +40,12 @@ class Session:
 
 
 def check_interpreter(environment: Mapping[str, str] = os.environ) -> Check:
-    """What plain `SparkSession.builder` would start as a worker on this machine."""
+    """Check the Python that a plain `SparkSession.builder` would use for workers here."""
     chosen = environment.get("PYSPARK_PYTHON")
     path = shutil.which(chosen or "python3", path=environment.get("PATH"))
     if path is None:
         return judge_interpreter(chosen, None, "", [])
-    # Not from the checkout's folder: `-c` puts the current folder on the module path.
+    # Run it outside the checkout's folder: `-c` puts the current folder on the module path.
     trial = subprocess.run(
         [path, "-c", _DESCRIBE], capture_output=True, text=True, check=False, cwd="/"
     )
@@ -58,10 +58,10 @@ def check_interpreter(environment: Mapping[str, str] = os.environ) -> Check:
 def judge_interpreter(
     chosen: str | None, path: str | None, version: str, missing: list[str]
 ) -> Check:
-    """`chosen` is PYSPARK_PYTHON (None: not set), `path` what it stands for (None: nothing)."""
+    """`chosen` is PYSPARK_PYTHON (None: not set), `path` its executable (None: not found)."""
     fix = f"export PYSPARK_PYTHON={sys.executable}"
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    # Where nothing is set, sparkdml's own session builder sets it: only other sessions break.
+    # If it is not set, sparkdml's session builder sets it: only other sessions would fail.
     bad: Any = "FAIL" if chosen else "warn"
     if not chosen:
         fix += " or start the session with sparkdml.session_builder()"
@@ -76,13 +76,13 @@ def judge_interpreter(
 
 
 def open_session(master: str, timeout_seconds: float = 60.0) -> Session:
-    """Run the probe in a process of its own; its workers run this Python unless told otherwise."""
+    """Run the probe in a child process; workers use this Python unless PYSPARK_PYTHON is set."""
     environment = dict(os.environ)
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if master.startswith("local"):
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # A JVM that lives for seconds is not worth optimising for: half the time to wait.
+    # A JVM that lives for seconds should not spend time on optimising: this halves the wait.
     options = (
         environment.get("JAVA_TOOL_OPTIONS", ""),
         "-XX:TieredStopAtLevel=1",
@@ -106,14 +106,14 @@ def open_session(master: str, timeout_seconds: float = 60.0) -> Session:
 
 
 def reason(stderr: str) -> str:
-    """The line of a failed session's output that says most: the last error that wraps no other."""
+    """Return the most informative line of the output: the last error that wraps no other."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [
         f"{found[1]}: {found[2]}"
         for line in lines
         if (found := _ERROR.match(line)) and not any(word in line for word in _WRAPPERS)
     ]
-    return (errors or lines or ["it ended without a word"])[-1][:300]
+    return (errors or lines or ["the process exited without output"])[-1][:300]
 
 
 def check_session(master: str, session: Session) -> list[Check]:
@@ -136,7 +136,7 @@ def judge_worker(worker: dict[str, str]) -> Check:
             _NAME,
             "FAIL",
             f"{found}, which has no {worker['missing']}",
-            f"install {worker['missing']} there, or point PYSPARK_PYTHON at a Python that has them",
+            f"install {worker['missing']} there, or set PYSPARK_PYTHON to a Python that has them",
         )
     return Check(_NAME, "ok", found)
 
@@ -145,7 +145,7 @@ def judge_slots(slots: int, master: str) -> Check:
     found = f"{slots} at {master}"
     if slots < 2:
         fix = "use local[2] or more" if master.startswith("local") else "add executors or cores"
-        return Check("free slots", "warn", f"{found}: only one worker can run", fix)
+        return Check("free slots", "warn", f"{found}: room for only one worker", fix)
     return Check("free slots", "ok", f"{found}: up to numWorkers={slots}")
 
 
@@ -171,13 +171,13 @@ def judge_settings(settings: Mapping[str, str]) -> Check:
         return Check(
             "Spark settings",
             "warn",
-            f"{' and '.join(secured)}: Gloo's sockets don't authenticate, so they are refused",
-            "use a backend that does, or a session without it on a network that you trust",
+            f"{' and '.join(secured)}: backends on Gloo are refused, as it does not authenticate",
+            "use another backend, or unset it on a network that you trust",
         )
-    return Check("Spark settings", "ok", "nothing that breaks a barrier job")
+    return Check("Spark settings", "ok", "compatible with barrier jobs")
 
 
 def _session_fix(master: str) -> str:
     if master.startswith("local"):
-        return "repair what FAILs above first; SPARK_HOME must be unset or match pyspark"
-    return "check the URL, and that this machine and the cluster reach each other"
+        return "fix the failed checks above first; SPARK_HOME must be unset or match pyspark"
+    return "check the URL, and that this machine and the cluster can reach each other"
