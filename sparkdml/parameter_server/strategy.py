@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparkdml.checkpoint.state import Entry, State
-from sparkdml.comm.meetings import Meetings
+from sparkdml.comm.driver_exchange import DriverExchange
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.lease_service import LeaseService
@@ -276,23 +276,20 @@ class ParameterServer(Strategy):
 
 
 class ServerService:
-    """The driver's part: the membership, the meetings of workers, and the history so far.
-
-    And who may train on which rows, where they are leased.
-    """
+    """The driver's part: the membership, the workers' collectives, the history, and the leases."""
 
     def __init__(
         self, membership: Membership, leases: LeaseService | None = None, num_workers: int = 1
     ) -> None:
         self._leases, self._num_workers = leases, num_workers
         self.membership = membership
-        self._meetings = Meetings()
+        self._exchange = DriverExchange()
         self._history: dict[int, Message] = {}
         self._is_restored = False  # whether a checkpoint's tables are on the servers
 
     def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
-        if about == "meeting":
-            return self._meetings.come(**fields)
+        if about == "collective":
+            return self._exchange.contribute(**fields)
         if about == EVALUATOR:
             return self._num_workers
         if about == "restored":

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sparkdml.comm.meetings import MeetingCommunicator
+from sparkdml.comm.driver_exchange import DriverCommunicator
 from sparkdml.errors import CommunicationError, NonFiniteLoss
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeasedBatch
@@ -209,7 +209,7 @@ class ServedTraining:
         self.strategy, self.training, self.task = strategy, training, training.task
         ctx = self.ctx = training.ctx
         # A slow worker is waited for as long as it takes: who is lost for good ends the run.
-        self.comm = MeetingCommunicator(ctx.rank, ctx.size, self._ask_for_others, math.inf)
+        self.comm = DriverCommunicator(ctx.rank, ctx.size, self._ask_driver, math.inf)
         ctx.use_communicator(self.comm)
         self.leases = ctx.leases if strategy.leased else None
         self.updater = self.make_updater()
@@ -421,10 +421,10 @@ class ServedTraining:
     def _exchange(self, value: Any) -> list[Any]:
         return [json.loads(words) for words in self.comm.exchange(json.dumps(value).encode())]
 
-    def _ask_for_others(self, **fields: Any) -> Any:
+    def _ask_driver(self, **fields: Any) -> Any:
         if self.ctx.wait_for_the_end(0):
             raise CommunicationError("the driver has ended the run, or is gone")
-        return self.ctx.ask("meeting", **fields)
+        return self.ctx.ask("collective", **fields)
 
     # -- coming, and coming back ------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class ServedContext(ThreadContext):
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
         # In a cluster the driver would end this task. Servers still hear who is lost.
-        if what == "meeting" and self._run.failed.is_set():
+        if what == "collective" and self._run.failed.is_set():
             raise CommunicationError("the run has failed elsewhere")
         return self._run.driver_service.answer(self._peer, what, fields)
 

@@ -77,7 +77,7 @@ def test_the_doctors_table_is_aligned_and_plain_off_a_terminal() -> None:
         "warn  Horovod  not installed",
         "               fix: sparkdml install-horovod",
         "",
-        "ready, 1 that could be better",
+        "ready, 1 warning",
     ]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparkdml.comm.backends import why_no_horovod
 from sparkdml.comm.base import Communicator
-from sparkdml.comm.meetings import MeetingCommunicator, Meetings
+from sparkdml.comm.driver_exchange import DriverCommunicator, DriverExchange
 from sparkdml.comm.single import SingleCommunicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.comm.topologies.opening import open_topology
@@ -104,17 +104,17 @@ def traced(comm: Communicator) -> TracedCommunicator:
     return TracedCommunicator(comm, spans)
 
 
-def on_meetings(size: int, function: Any) -> list[Any]:
-    table, over = Meetings(), threading.Event()
+def through_the_driver(size: int, function: Any) -> list[Any]:
+    table, over = DriverExchange(), threading.Event()
 
     def ask(**fields: Any) -> list[str] | None:
         if over.is_set():
             raise CommunicationError("the run is over")
-        return table.come(**fields)
+        return table.contribute(**fields)
 
     def on_rank(rank: int) -> Any:
         try:
-            return function(MeetingCommunicator(rank, size, ask, wait_seconds=30))
+            return function(DriverCommunicator(rank, size, ask, wait_seconds=30))
         except BaseException:
             over.set()
             raise
@@ -142,8 +142,8 @@ def test_communicators_that_pass_on_pass_them_on() -> None:
     run_threads(3, on_ring, timeout_seconds=20)
 
 
-def test_meetings_take_them() -> None:
-    on_meetings(2, check_all)
+def test_the_driver_communicator_takes_them() -> None:
+    through_the_driver(2, check_all)
 
 
 def counted(comm: Any, name: str, calls: list[str]) -> None:
@@ -170,8 +170,8 @@ def nothing_travels_ahead(comm: Any) -> None:
     del comm._allgather_words, comm._exchange_words
 
 
-def test_no_meeting_is_held_ahead() -> None:
-    on_meetings(2, nothing_travels_ahead)
+def test_no_sizes_are_exchanged_ahead() -> None:
+    through_the_driver(2, nothing_travels_ahead)
 
 
 needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
@@ -221,4 +221,4 @@ def what_arrives_is_counted(comm: Any) -> None:
 
 
 def test_too_few_words_are_an_error() -> None:
-    on_meetings(2, what_arrives_is_counted)
+    through_the_driver(2, what_arrives_is_counted)

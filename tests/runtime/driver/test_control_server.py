@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparkdml.comm.meetings import MeetingCommunicator, Meetings
+from sparkdml.comm.driver_exchange import DriverCommunicator, DriverExchange
 from sparkdml.errors import CommunicationError, DataError, SetupError, WorkerError, WorkerLost
 from sparkdml.network.connection import MAX_LINE_BYTES, Connection
 from sparkdml.runtime.driver.control_server import ControlServer
@@ -214,13 +214,13 @@ def test_a_plan_is_frozen():
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_meetings_about_tensors_that_are_longer_than_a_line(size):
-    """Everybody's words come in one answer, and a task is heard while it is given."""
-    table, length = Meetings(), 500_000
+def test_exchanged_tensors_may_be_longer_than_a_line(size):
+    """All ranks' contents come in one answer, and heartbeats arrive meanwhile."""
+    table, length = DriverExchange(), 500_000
 
     def on_rank(rank):
         with closing(join(made, rank)) as client:
-            comm = MeetingCommunicator(
+            comm = DriverCommunicator(
                 rank, size, lambda **fields: client.ask("desk", 10, fields=fields), wait_seconds=30
             )
             summed = comm.allreduce_(torch.full((length,), rank + 1.0))
@@ -230,7 +230,7 @@ def test_meetings_about_tensors_that_are_longer_than_a_line(size):
     with (
         closing(
             ControlServer(
-                "127.0.0.1", TOKEN, 30.0, print, lambda rank, m: table.come(**m["fields"])
+                "127.0.0.1", TOKEN, 30.0, print, lambda rank, m: table.contribute(**m["fields"])
             )
         ) as made,
         ThreadPoolExecutor(size) as pool,
