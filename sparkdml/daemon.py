@@ -6,6 +6,7 @@ from it. It must never use CUDA, which does not survive a fork.
 
 import contextlib
 import gc
+from importlib import import_module
 
 import numpy  # noqa: F401  # imported for the workers that are forked from here
 import pyarrow  # noqa: F401
@@ -21,10 +22,8 @@ if __name__ == "__main__":
     with contextlib.suppress(ImportError):  # without Horovod, the torch backend is used
         import horovod.torch  # noqa: F401
     # The modules that every fit needs.
-    import sparkdml.comm.torch  # noqa: F401
-    import sparkdml.fitting.job  # noqa: F401
-    import sparkdml.runtime.worker.main  # noqa: F401
-    import sparkdml.strategies.allreduce  # noqa: F401
+    for module in ("comm.torch", "fitting.job", "runtime.worker.main", "strategies.allreduce"):
+        import_module(f"sparkdml.{module}")
 
     # Spark collects garbage in a worker after each task. Modules never become garbage: freezing
     # them saves 0.1 s per collection, and the copies of the pages that it would write to.
