@@ -90,13 +90,19 @@ class Connection:
         with self._sending:
             self._socket.sendfile(file)
 
-    def receive_bytes(self, num_bytes: int) -> bytearray:
+    def receive_bytes(self, num_bytes: int) -> bytes:
         """Exactly as many; ConnectionError if the other end is gone before."""
-        content = bytearray(num_bytes)
-        received = self._reader.readinto(content)
+        content = self._reader.read(num_bytes)
+        self._check_whole(len(content), num_bytes)
+        return content
+
+    def receive_into(self, buffer: bytearray | memoryview) -> None:
+        """As `receive_bytes`, into memory of the caller's."""
+        self._check_whole(self._reader.readinto(buffer), len(buffer))
+
+    def _check_whole(self, received: int, num_bytes: int) -> None:
         if received < num_bytes:
             raise ConnectionError(f"the connection ended after {received:,} of {num_bytes:,} bytes")
-        return content
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -77,7 +77,9 @@ def _receive(connection: socket.socket, num_bytes: int, deadline: float) -> byte
         connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         received = connection.recv(num_bytes - len(content))
         if not received:
-            raise HandshakeError("the listener closed the connection: it takes another token")
+            raise HandshakeError(
+                "the listener ended the handshake: it takes another token, or it is closing"
+            )
         content += received
     return content
 
