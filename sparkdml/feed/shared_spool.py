@@ -7,21 +7,19 @@ so a kill -9 leaves nothing behind.
 
 Rows over a wire, for workers that can't map the owner's spool: row numbers in, columns out.
 
-Both sides prove that they know the run's key before a row is asked for. Every length is known or
-bounded beforehand: a question is a count and as many row numbers, an answer has the columns of the
-owner's card, one after the other, as they lie in its files (of ragged ones the lengths first).
-Nothing is unpickled.
+The listener's handshake proves to both ends that the other knows the run's token. Every length is
+known or bounded beforehand: a question is a count and as many row numbers, an answer has the
+columns of the owner's card, one after the other, as they lie in its files (of ragged ones the
+lengths first). Nothing is unpickled.
+
+Runs in workers: the server on the listener's threads, one for each reader; a reader on the thread
+that makes batches, which owns the connection.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import os
-import secrets
-import socket
 import struct
-import threading
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +32,8 @@ from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays
 from sparkdml.feed.ragged import RaggedArray
 from sparkdml.feed.spool import Spool
+from sparkdml.network.connection import Connection
+from sparkdml.network.listener import Listener
 
 Card = dict[str, Any]  # what an owner tells the others of its spool; plain JSON
 
@@ -92,10 +92,9 @@ def open_here(card: Card) -> Spool | None:
 
 MAX_ROWS = 1 << 20  # in one question
 MAX_BYTES = 1 << 30  # in one column of an answer
-HELLO_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-NONCE_BYTES = 32
-SIGNATURE_BYTES = 32
+WIRE = "rows"
 
 _COUNT = struct.Struct("!I")
 _ROW = np.dtype("<i8")
@@ -106,67 +105,32 @@ class OwnerGone(CommunicationError):
 
 
 class RowServer:
-    """Serves one worker's rows to those that know the key, until it is closed."""
+    """Serves one worker's rows to those that know the token, until it is closed."""
 
-    def __init__(self, spool: Spool, host: str, key: str, traffic: Traffic | None = None) -> None:
-        self._spool, self._key, self._traffic = spool, key, traffic
-        self._listener = socket.create_server((host, 0))
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._connections: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._accept, name="sparkdml-rows", daemon=True)]
-        self._threads[0].start()
+    def __init__(self, spool: Spool, host: str, token: str, traffic: Traffic | None = None) -> None:
+        self._spool, self._traffic = spool, traffic
+        self._listener = Listener(WIRE, host, token, self._serve)
+        self.address: tuple[str, int] = self._listener.address
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # or `accept` would sit there for ever
         self._listener.close()
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            with contextlib.suppress(OSError):  # the other side may have been quicker
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(timeout=5)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            thread = threading.Thread(
-                target=self._serve, args=(connection,), name="sparkdml-rows", daemon=True
-            )
-            with self._lock:
-                self._connections.add(connection)
-                self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: Connection) -> None:
         # A reader of its own: the spool's memory for batches is the training thread's.
         spool = Spool.over(
             [os.dup(one) for one in self._spool.descriptors()], self._spool.describe()
         )
         try:
-            with connection:
-                connection.settimeout(HELLO_SECONDS)  # a stranger may not hold a thread for ever
-                _prove(connection, self._key, b"owner", b"reader")
-                connection.settimeout(None)
-                while True:
-                    self._answer(connection, spool)
-        except (OSError, CommunicationError):
-            return  # the reader left, or does not keep to the form
+            while True:
+                self._answer(connection, spool)
         finally:
             spool.close()
-            with self._lock:
-                self._connections.discard(connection)
 
-    def _answer(self, connection: socket.socket, spool: Spool) -> None:
-        (count,) = _COUNT.unpack(_receive(connection, _COUNT.size))
+    def _answer(self, connection: Connection, spool: Spool) -> None:
+        (count,) = _COUNT.unpack(connection.receive_bytes(_COUNT.size))
         if not 0 < count <= MAX_ROWS:
             raise CommunicationError(f"a question for {count:,} rows")
-        rows = np.frombuffer(_receive(connection, count * _ROW.itemsize), _ROW).astype(np.int64)
+        rows = np.frombuffer(connection.receive_bytes(count * _ROW.itemsize), _ROW).astype(np.int64)
         if rows.min() < 0 or rows.max() >= spool.num_rows:
             raise CommunicationError("a question for rows that are not there")
         for values in spool.take(rows).values():
@@ -183,20 +147,16 @@ class RowServer:
 class RemoteRows:
     """An owner's rows, asked for as they are needed. One thread at a time."""
 
-    def __init__(self, card: Card, address: tuple[str, int], key: str) -> None:
+    def __init__(self, card: Card, address: tuple[str, int], token: str) -> None:
         self._columns: list[dict[str, Any]] = card["spool"]["columns"]
         self._owner = f"the worker at {address[0]}:{address[1]}"
         try:
-            self._connection = socket.create_connection(address, timeout=HELLO_SECONDS)
+            self._connection = Connection.connect(
+                address, token=token, wire=WIRE, timeout_seconds=CONNECT_SECONDS
+            )
         except OSError as error:
             raise self._gone(error) from error
-        try:
-            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _prove(self._connection, key, b"reader", b"owner")
-            self._connection.settimeout(ANSWER_SECONDS)
-        except (OSError, CommunicationError) as error:
-            self._connection.close()
-            raise self._gone(error) from error
+        self._connection.limit_waiting(ANSWER_SECONDS)
 
     def take(self, rows: Ints) -> Arrays:
         try:
@@ -205,7 +165,7 @@ class RemoteRows:
             raise self._gone(error) from error
 
     def _ask(self, rows: Ints) -> Arrays:
-        self._connection.sendall(_COUNT.pack(len(rows)) + rows.astype(_ROW).tobytes())
+        self._connection.send_bytes(_COUNT.pack(len(rows)) + rows.astype(_ROW).tobytes())
         return {column["name"]: self._column(column, len(rows)) for column in self._columns}
 
     def _column(self, column: dict[str, Any], num_rows: int) -> np.ndarray | RaggedArray:
@@ -232,36 +192,16 @@ class RemoteRows:
         return OwnerGone(f"the rows of {self._owner} can't be read: {error}")
 
 
-def _prove(connection: socket.socket, key: str, own: bytes, other: bytes) -> None:
-    """Each side sends a nonce, and the other's nonce signed with the key and its own part."""
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    connection.sendall(nonce)
-    theirs = _receive(connection, NONCE_BYTES)
-    connection.sendall(_signed(key, own, bytes(theirs)))
-    if not hmac.compare_digest(_receive(connection, SIGNATURE_BYTES), _signed(key, other, nonce)):
-        raise CommunicationError("a peer does not know the run's key")
-
-
-def _signed(key: str, part: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(key.encode(), b"sparkdml rows " + part + b" " + nonce, "sha256")
-
-
-def _send(connection: socket.socket, values: np.ndarray) -> None:
+def _send(connection: Connection, values: np.ndarray) -> None:
     if values.nbytes > MAX_BYTES:
         raise CommunicationError(f"a column of {values.nbytes:,} bytes in one answer")
     if values.nbytes:
-        connection.sendall(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        connection.send_bytes(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
-def _receive(connection: socket.socket, num_bytes: int) -> bytearray:
-    """Exactly so many bytes."""
+def _receive(connection: Connection, num_bytes: int) -> bytearray:
     if num_bytes > MAX_BYTES:
         raise CommunicationError(f"an answer of {num_bytes:,} bytes, more than {MAX_BYTES:,}")
     content = bytearray(num_bytes)
-    view = memoryview(content)
-    while len(view):
-        received = connection.recv_into(view)
-        if not received:
-            raise ConnectionError("the connection was closed")
-        view = view[received:]
+    connection.receive_into(content)
     return content
