@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,8 +24,20 @@ from sparkdml.checkpoint.writer import Outgoing, Writer, Written
 from sparkdml.errors import CheckpointError, SetupError, StoreError
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 
-if TYPE_CHECKING:
-    from sparkdml.runtime.worker.control_client import ControlClient
+
+class Reporter(Protocol):
+    """Where a worker's reports go: to the `Committer` of its run, at the driver.
+
+    Each call returns once the driver has taken the report, or can't be reached any more.
+    """
+
+    def report_parts(self, report: dict[str, Any]) -> None:
+        """This rank's parts of a checkpoint are in the store, or could not be written."""
+        ...
+
+    def report_damaged(self, checkpoint_id: str, why: str) -> None:
+        """A checkpoint can't be read: the next submission resumes from its parent."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,14 +74,14 @@ class Checkpointer:
         rank: int,
         size: int,
         worker: dict[str, Any],
-        client: ControlClient,
+        reporter: Reporter,
         spans: NoSpans = NO_SPANS,
     ) -> None:
         self.plan = plan
         self.resumed = plan.resume
         self._rank, self._size = rank, size
         self._worker = worker  # its host, device and backend, for the manifest
-        self._client = client
+        self._reporter = reporter
         self._spans = spans
         self._store = plan.place.open()
         self._writer = Writer(self._store)
@@ -117,7 +129,7 @@ class Checkpointer:
             raise
         except CheckpointError as error:
             # The driver will choose the parent, and start again.
-            self._client.ask("damaged", id=manifest.id, why=str(error))
+            self._reporter.report_damaged(manifest.id, str(error))
             raise
         return {**(replicated[0] if replicated else {}), **ours}
 
@@ -203,7 +215,7 @@ class Checkpointer:
         report["write_seconds"] = written.write_seconds
         report["parts"] = [asdict(part) for part in written.parts]
         report["error"] = None if written.error is None else str(written.error)
-        self._client.ask("parts", **report)
+        self._reporter.report_parts(report)
 
     def _describe_worker(self) -> dict[str, Any]:
         """On what the bits of the state depend, beside the plan."""

@@ -42,24 +42,24 @@ class Driver:
             self.committed.append,
         )  # fmt: skip
 
-    def link(self, rank):
+    def reporter(self, rank):
         driver = self
 
-        class Link:
-            def ask(self, what, **fields):
-                if what == "parts":
-                    driver.committer.receive(rank, fields)
-                else:
-                    driver.damaged.append(fields["id"])
+        class Reporter:
+            def report_parts(self, report):
+                driver.committer.receive(rank, report)
 
-        return Link()
+            def report_damaged(self, checkpoint_id, why):
+                driver.damaged.append(checkpoint_id)
+
+        return Reporter()
 
 
 def make_ranks(driver, url, size=2, resume=None, number=1, place=None):
     plan = CheckpointPlan(
         place or LocalPlace(url), "probes/1", number, resume, parse_every("10 steps")
     )
-    return [Checkpointer(plan, rank, size, WORKER, driver.link(rank)) for rank in range(size)]
+    return [Checkpointer(plan, rank, size, WORKER, driver.reporter(rank)) for rank in range(size)]
 
 
 def save_all(ranks, step, kind="step", **fields):

@@ -15,8 +15,16 @@ from torch import nn
 import sparkdml as dml
 from sparkdml.checkpoint.stores.relay import RelayPlace, RelayStore
 from sparkdml.runtime.driver import preflight, submission
-from sparkdml.runtime.driver.blob_server import BlobServer, Sent
-from sparkdml.runtime.protocol.blobs import LEAST_BYTES, map_buffers, pack, pieces, total, unpack
+from sparkdml.runtime.driver.blob_server import BlobServer
+from sparkdml.runtime.protocol.blobs import (
+    LEAST_BYTES,
+    Sent,
+    map_buffers,
+    pack,
+    pieces,
+    total,
+    unpack,
+)
 from sparkdml.runtime.worker.blob_client import fetch, pickle_result, release
 
 HERE = Path(__file__).parent
@@ -121,7 +129,7 @@ def test_small_bodies_are_shipped_as_they_are(blob_server):
     assert blob_server.upload(body) is body
 
 
-def test_results_are_left_at_the_depot(blob_server):
+def test_results_are_left_at_the_blob_server(blob_server):
     from pyspark import cloudpickle
 
     result = (None, torch.rand(MANY), b"z" * (2 * LEAST_BYTES))
@@ -130,7 +138,7 @@ def test_results_are_left_at_the_depot(blob_server):
     back = blob_server.collect(cloudpickle.loads(payload))
     assert torch.equal(back[1], result[1])
     assert back[2] == result[2]
-    # Where Spark demands encryption there is no depot, and everything goes by Spark.
+    # Where Spark demands encryption there is no blob server, and everything goes by Spark.
     assert len(pickle_result(result, None, 0)) > 3 * LEAST_BYTES
 
 
@@ -141,7 +149,7 @@ def test_strangers_and_other_names_get_nothing(blob_server):
         RelayStore(stranger).read(sent.name)
     store = RelayStore(blob_server.place)
     for act in (lambda: store.read("result-00"), lambda: store.write(sent.name, [b"other"])):
-        with pytest.raises(ValueError, match="the depot knows no"):
+        with pytest.raises(ValueError, match="the blob server has no"):
             act()
     assert b"".join(store.read_pieces(sent.name)) == store.read(sent.name)
 
@@ -150,7 +158,7 @@ def test_nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     blob_server = BlobServer("127.0.0.1", threshold_bytes=0)
     blob_server.upload(torch.rand(MANY))
-    assert len(list(tmp_path.rglob("cargo-*"))) == 1
+    assert len(list(tmp_path.rglob("blob-*"))) == 1
     blob_server.close()
     assert list(tmp_path.iterdir()) == []
     assert not [t for t in threading.enumerate() if t.name.startswith("sparkdml-relay")]

@@ -16,7 +16,8 @@ from sparkdml.network.connection import Message
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
 from sparkdml.runtime.driver.cluster import Cluster
 from sparkdml.runtime.driver.preflight import blob_threshold
-from sparkdml.runtime.driver.spools import KeptSpool, Spools
+from sparkdml.runtime.driver.spools import Spools
+from sparkdml.runtime.protocol.kept_spools import KeptSpool
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.results import Merge
 from sparkdml.runtime.protocol.roles import Role, RolesOf, job_roles

@@ -1,19 +1,20 @@
-"""Spools that outlive a failure: who has which rank's rows on disk, so that Spark need not compute
-them again.
+"""Spools that outlive a failure: which ranks' rows are still on workers' disks, and where.
 
-A spool lies in a local directory of an executor, which Spark removes when the executor ends in good
-order. When a run is started again with as many workers as before, each rank is given to a task on
-the host where its spool is. Only the rows of ranks without one come from Spark once more.
+Runs at the driver, for all submissions of a run; the control server's threads report spools while
+the caller's thread reads them between submissions. A spool lies in a local directory of an
+executor, which Spark removes when the executor ends in good order. When a run is started again with
+as many workers as before, only the rows of ranks without a spool are computed again by Spark.
 """
 
 from __future__ import annotations
 
-import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from sparkdml.runtime.protocol.kept_spools import KeptSpool, remove_spools
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,17 +23,9 @@ if TYPE_CHECKING:
     from sparkdml.network.connection import Message
 
 
-@dataclass(frozen=True)
-class KeptSpool:
-    """One rank's rows on one host's disk."""
-
-    host: str
-    folder: str
-
-
 @dataclass
 class Spools:
-    """What the driver knows of them."""
+    """What the driver knows of the run's spools."""
 
     num_workers: int = 0
     kept: dict[int, KeptSpool] = field(default_factory=dict)
@@ -42,7 +35,7 @@ class Spools:
     _left: set[str] = field(default_factory=set)
 
     def note(self, rank: int, message: Message, num_workers: int) -> None:
-        """A rank has told where its spool is, and whether all of its rows are there."""
+        """A rank reports where its spool is, and whether all of its rows are in it."""
         self._all.add(message["folder"])
         if num_workers != self.num_workers:
             self.num_workers, self.kept = num_workers, {}
@@ -54,39 +47,37 @@ class Spools:
         self.kept.pop(rank, None)
 
     def usable(self, num_workers: int) -> dict[int, KeptSpool]:
-        """Those that a submission of so many workers can start from, if they are still there."""
+        """Those that a submission of `num_workers` can start from, if they still exist."""
         return dict(self.kept) if num_workers == self.num_workers else {}
 
     def stale(self) -> tuple[str, ...]:
-        """Those that failed submissions left and that nobody will read: room on somebody's disk."""
+        """Those that failed submissions left and that will not be read: they only take room."""
         return tuple(sorted(self._left - {spool.folder for spool in self.kept.values()}))
 
     def left_behind(self) -> None:
-        """A submission has failed: its workers leave their spools for those that follow."""
+        """A submission has failed: its workers leave their spools to those of the next one."""
         self._left |= self._all
 
     def remove_left(self, spark: SparkSession, here: bool) -> None:
-        """The run is over, and nobody will follow. A worker that ended well removed its own.
+        """The run is over. A worker that ended without a failure has removed its own spool.
 
-        With `here` the disks are this process's own; else tasks have to be sent to them.
+        With `here` the disks are this process's own; otherwise tasks must be sent to their hosts.
         """
         folders = sorted(self._left)
         if here or not folders:
             remove_spools(folders)
             return
-        # Several tasks for each, since none can be sent to a host of choice. By mapInArrow, whose
-        # Python processes the run has left warm: an RDD's would be others, to be started first.
+        # Several tasks for each, since a task can't be sent to a given host. By mapInArrow, which
+        # uses the Python processes that the run has left; an RDD would start others.
         count = 4 * len(folders)
         tasks = spark.range(0, count, 1, numPartitions=count)
         try:
             tasks.mapInArrow(partial(_remove, folders), "id long").collect()
         except Exception as error:
-            warnings.warn(f"spools are left until the executors end: {error}", stacklevel=2)
-
-
-def remove_spools(folders: Sequence[str]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)  # on another host, or removed already
+            warnings.warn(
+                f"spools stay on the executors' disks until the executors end: {error}",
+                stacklevel=2,
+            )
 
 
 def _remove(folders: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -94,28 +85,3 @@ def _remove(folders: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[
     for _ in rows:
         pass
     yield from ()
-
-
-def assign_ranks(partition_hosts: Sequence[str], spool_hosts: Mapping[int, str]) -> list[int]:
-    """The rank of each partition's task: where its spool is, if that can be.
-
-    A rank without a spool gets its rows from Spark, in the partition of the same number.
-    """
-    count = len(partition_hosts)
-    ranks: list[int | None] = [None] * count
-    waiting: list[int] = []
-    for rank in range(count):
-        if rank not in spool_hosts or partition_hosts[rank] == spool_hosts[rank]:
-            ranks[rank] = rank
-        else:
-            waiting.append(rank)
-    # Who can't be served sits where there is room, and will say that the spool is gone.
-    for same_host in (True, False):
-        for rank in list(waiting):
-            for partition in range(count):
-                fits = partition_hosts[partition] == spool_hosts[rank] or not same_host
-                if ranks[partition] is None and fits:
-                    ranks[partition] = rank
-                    waiting.remove(rank)
-                    break
-    return [rank for rank in ranks if rank is not None]

@@ -1,10 +1,9 @@
-"""Objects taken apart into a small pickle and their large buffers.
+"""Blobs: objects taken apart into a small pickle and their large buffers, and files of those.
 
-The pickle goes by Spark's own channels, as all code must. The buffers are plain bytes, of which
-nothing is ever unpickled, so they may go another way. Tensors that share memory still do when they
-are put together again.
-
-Several buffers one after another in a file, and mapped from it again.
+Pure functions, used by the driver and by workers. The pickle goes by Spark's own channels, as all
+code must. The buffers are plain bytes, of which nothing is ever unpickled, so they may go another
+way: one after another in a file, which the other side maps. Tensors that share memory still do when
+they are put together again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import io
 import mmap
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +143,16 @@ class _Unpacker(pickle.Unpickler):
             return storage
         typed: Any = TypedStorage
         return typed(wrap_storage=storage, dtype=details[0], _internal=True)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What is shipped in place of an object whose buffers went another way."""
+
+    name: str  # of the file that holds them
+    pickled: bytes = field(repr=False)
+    sizes: tuple[int, ...]
+
+
+def open_sent(sent: Sent, path: Path) -> Any:
+    return unpack(sent.pickled, map_buffers(path, sent.sizes))

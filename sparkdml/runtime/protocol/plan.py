@@ -9,7 +9,7 @@ from typing import Literal
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.stores.relay import RelayPlace
 from sparkdml.feed.feed import FeedPlan
-from sparkdml.runtime.driver.spools import KeptSpool
+from sparkdml.runtime.protocol.kept_spools import KeptSpool
 from sparkdml.runtime.protocol.roles import Resources as Resources
 from sparkdml.runtime.protocol.roles import Role as Role
 

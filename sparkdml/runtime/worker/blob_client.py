@@ -1,4 +1,8 @@
-"""A worker's end: what is large is fetched once an executor, and left at the driver's depot."""
+"""A worker's side of blobs: what the driver shipped is downloaded, and large results are uploaded.
+
+Runs in a task's process, on its main thread. Blobs are downloaded once for each executor: workers
+of one executor share a file, which is removed at the end of the run.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,17 @@ from typing import Any
 from pyspark import cloudpickle
 
 from sparkdml.checkpoint.stores.relay import RelayPlace, RelayStore
-from sparkdml.runtime.driver.blob_server import Sent, open_sent
-from sparkdml.runtime.protocol.blobs import map_buffers, pack, pieces, total
+from sparkdml.runtime.protocol.blobs import Sent, map_buffers, open_sent, pack, pieces, total
 
 
 def fetch(value: Any, place: RelayPlace | None, directory: str) -> Any:
-    """What the driver shipped, with its buffers, if they came another way.
+    """What the driver shipped, with its buffers, if they went another way.
 
-    Workers of one executor share a file: the first fetches it, the others wait and map it.
+    The first worker of an executor downloads the file; the others wait, and map it.
     """
     if not isinstance(value, Sent):
         return value
-    assert place is not None, "nothing is consigned without a depot"
+    assert place is not None, "blobs are shipped only where there is a blob server"
     path = Path(directory, f"sparkdml-{value.name}")
     with _locked(path.with_suffix(".lock")):
         try:
@@ -34,14 +37,14 @@ def fetch(value: Any, place: RelayPlace | None, directory: str) -> Any:
 
 
 def release(value: Any, directory: str) -> None:
-    """The run is over: what is mapped stays readable, and the disk has its room again."""
+    """Remove the file: what is mapped stays readable."""
     if isinstance(value, Sent):
         for suffix in ("", ".lock"):
             Path(directory, f"sparkdml-{value.name}{suffix}").unlink(missing_ok=True)
 
 
 def pickle_result(result: Any, place: RelayPlace | None, threshold_bytes: int) -> bytes:
-    """The pickle that goes by Spark's channel; large buffers go to the driver's depot before it."""
+    """The pickle that goes by Spark's channel; large buffers are uploaded before it."""
     if place is not None:
         pickled = pack(result)
         if pickled.num_bytes > threshold_bytes:

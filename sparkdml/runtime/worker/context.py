@@ -137,7 +137,7 @@ class Context:
                 self.rank,
                 size=self.size,
                 worker=worker,
-                client=self._client,
+                reporter=self._client,
                 spans=self.spans,
             )
         return self._checkpoint

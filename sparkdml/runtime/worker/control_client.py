@@ -102,6 +102,14 @@ class ControlClient:
             self._answers.pop(number, None)
         return None if answer is None else answer.get("answer")
 
+    def report_parts(self, report: Message) -> None:
+        """For `ctx.checkpoint`: this rank's parts are in the store, or could not be written."""
+        self.ask("parts", **report)
+
+    def report_damaged(self, checkpoint_id: str, why: str) -> None:
+        """For `ctx.checkpoint`: this checkpoint can't be read."""
+        self.ask("damaged", id=checkpoint_id, why=why)
+
     def on_stop_request(self, handle: Callable[[str], None]) -> None:
         """Call `handle(reason)`, on another thread, when the driver asks for an early end."""
         self._on_stop_request = handle

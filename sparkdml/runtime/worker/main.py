@@ -29,7 +29,7 @@ from sparkdml.feed.randomness import seed_everything
 from sparkdml.feed.rdd import read_rows
 from sparkdml.feed.validation_split import only_held_out
 from sparkdml.observe.worker_output import WorkerOutput
-from sparkdml.runtime.driver.spools import assign_ranks, remove_spools
+from sparkdml.runtime.protocol.kept_spools import assign_ranks, remove_spools
 from sparkdml.runtime.protocol.plan import Plan
 from sparkdml.runtime.protocol.results import cut_pieces, to_arrow
 from sparkdml.runtime.protocol.roles import role_and_rank

@@ -14,7 +14,8 @@ from sparkdml.errors import (
     WorkerLost,
 )
 from sparkdml.runtime.driver.failures import Restarts
-from sparkdml.runtime.driver.spools import KeptSpool, Spools, assign_ranks
+from sparkdml.runtime.driver.spools import Spools
+from sparkdml.runtime.protocol.kept_spools import KeptSpool, assign_ranks
 
 
 def raised(reason, step):
