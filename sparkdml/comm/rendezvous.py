@@ -1,20 +1,20 @@
 """The driver's side of peer discovery: the two stores in which ranks leave their addresses.
 
-Torch's process groups meet in a TCPStore, Horovod's in an HTTP key-value store. Both listen on one
-address of the driver, never on all of them. A submission gets a `Rendezvous` of its own, so that
-nothing of an earlier attempt can be found in it.
+Torch's process groups meet in a TCPStore, Horovod's in an HTTP key-value store. Both run in the
+driver and listen on one of its addresses, never on all of them. A submission gets a `Rendezvous` of
+its own, so that no attempt finds anything of an earlier one.
 
-A small HTTP key-value server: the part of a rendezvous server that Horovod's C++ client needs.
-
-The client speaks PUT, GET and DELETE on `/scope/key`, one connection for each request, and expects
-200 or, for a key that is not there, 404. This server stores and fetches bytes and looks into none
-of them. Nobody authenticates here, so everything that a stranger could make grow is bounded.
+The key-value server is the part of a rendezvous server that Horovod's C++ client needs. The client
+speaks PUT, GET and DELETE on `/scope/key`, one connection for each request, and expects 200 or, for
+a key that is not there, 404. The server stores and fetches bytes and looks into none of them. It
+does not stand on `network.Listener`: that client knows no token, and a thread for each connection
+of an unauthenticated client is what the listener is there to prevent. One event loop, on a thread
+of its own, serves all of them instead, and everything that a stranger could make grow is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from http import HTTPStatus
 from types import TracebackType
@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.interface import interface_towards
 from sparkdml.errors import ParameterError, SetupError
+from sparkdml.network.listener import bind
 
 MAX_KEY_BYTES = 1024
 MAX_VALUE_BYTES = 1 << 20  # the addresses of one rank's sockets: some 200 bytes for each peer
@@ -127,7 +128,7 @@ class KeyValueServer:
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[HTTPStatus, bytes]:
         method, key, num_bytes = await _read_head(reader)
         if method == "PUT":
-            self._put(key, await _read_body(reader, num_bytes))
+            await self._put(key, reader, num_bytes)
             return HTTPStatus.OK, b""
         if method == "GET":
             value = await self._get(key)
@@ -137,14 +138,20 @@ class KeyValueServer:
             return HTTPStatus.OK, b""
         raise _Rejected(HTTPStatus.METHOD_NOT_ALLOWED)
 
-    def _put(self, key: str, value: bytes) -> None:
-        total = self._total_bytes + len(value) - len(self._entries.get(key, b""))
+    async def _put(self, key: str, reader: asyncio.StreamReader, num_bytes: int) -> None:
+        total = self._total_bytes + num_bytes - len(self._entries.get(key, b""))
         if total > MAX_TOTAL_BYTES or (
             key not in self._entries and len(self._entries) >= MAX_ENTRIES
         ):
             raise _Rejected(HTTPStatus.INSUFFICIENT_STORAGE)
+        self._total_bytes += num_bytes  # before it is read: what is under way takes memory, too
+        try:
+            value = await _read_body(reader, num_bytes)
+        except BaseException:
+            self._total_bytes -= num_bytes
+            raise
+        self._total_bytes -= len(self._entries.pop(key, b""))
         self._entries[key] = value
-        self._total_bytes = total
         arrival = self._arrivals.pop(key, None)
         if arrival is not None:
             arrival.set()
@@ -254,10 +261,7 @@ class Rendezvous:
 
 def _tcp_store(host: str) -> TCPStore:
     # Left to itself, TCPStore listens on every interface: so it gets a socket that is bound.
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as listener:
-        listener.bind(address)
-        listener.listen(4096)
+    with bind(host) as listener:
         port = listener.getsockname()[1]
         store = TCPStore(
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.fileno()

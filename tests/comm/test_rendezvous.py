@@ -116,6 +116,19 @@ def test_the_sum_of_all_values_is_bounded(
     assert ask(server, "PUT", "/s/1", b"a" * 3)[0] == 200
 
 
+def test_what_is_under_way_counts_before_it_is_stored(
+    server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "MAX_TOTAL_BYTES", 10)
+    address = (server.host, server.port)
+    with socket.create_connection(address, timeout=5) as slow:
+        slow.sendall(b"PUT /s/0 HTTP/1.1\r\nContent-Length: 8\r\n\r\nhal")
+        wait_until(lambda: server._total_bytes == 8)
+        assert ask(server, "PUT", "/s/1", b"a" * 3)[0] == 507
+    wait_until(lambda: server._total_bytes == 0)  # it left: what it asked for is free again
+    assert ask(server, "PUT", "/s/1", b"a" * 3)[0] == 200
+
+
 def test_a_silent_client_is_dropped_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "REQUEST_TIMEOUT_SECONDS", 0.2)
     with (

@@ -19,6 +19,7 @@ import psutil
 
 from sparkdml.comm.interface import address_towards
 from sparkdml.errors import NotEnoughSlots, ParameterError, SetupError
+from sparkdml.network.listener import bind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -191,7 +192,7 @@ def _reach(host: str, port: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 def _listener(host: str) -> socket.socket:
     try:
-        return socket.create_server((host, 0), backlog=512)
+        return bind(host)
     except OSError as error:
         raise SetupError(
             f"this process can't listen on {host!r}: {error}. Set {HOST_SETTING} to an address of "
