@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference.md"
+EVENTS_PAGE = ROOT / "docs" / "reference-events.md"
 
 HEAD = """# Reference
 
@@ -313,18 +314,26 @@ def make_reference() -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+def make_events_page() -> str:
+    """The page as it is, with the table of sparkdml/observe/events.py."""
+    from sparkdml.observe.events import as_markdown
+
+    table = re.compile(r"^\| kind \|.*?\n(?!\|)", re.MULTILINE | re.DOTALL)
+    return table.sub(lambda _: as_markdown(), EVENTS_PAGE.read_text(), count=1)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="1 if the page is not current")
+    parser.add_argument("--check", action="store_true", help="1 if a page is not current")
     options = parser.parse_args()
-    made = make_reference()
-    if options.check:
-        if PAGE.exists() and PAGE.read_text() == made:
-            return 0
-        print(f"{PAGE.relative_to(ROOT)} is not current: python {Path(__file__).name}")
-        return 1
-    PAGE.write_text(made)
-    return 0
+    status = 0
+    for page, made in ((PAGE, make_reference()), (EVENTS_PAGE, make_events_page())):
+        if not options.check:
+            page.write_text(made)
+        elif not page.exists() or page.read_text() != made:
+            print(f"{page.relative_to(ROOT)} is not current: python {Path(__file__).name}")
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Feeds the Training tab of Spark's UI: attaches it, and posts a run's events in batches.
 
-Nothing here can harm a run: all talk with the JVM is on a thread of its own, what waits for it is
-bounded, and where there can be no tab one line says why.
-
-Gathers events between two posts to Spark, and merges what can be: the event log stays small.
+Runs in the driver. `SparkUi` is an observer: the observers' thread hands it events, which it merges
+into an `EventBatch` as `observe.events` says, and a thread of its own, which lives as long as the
+run, posts them to Spark's JVM through py4j. Nothing here can harm a run: only that thread waits for
+the JVM, the events that wait for it are bounded in number, and where there can be no tab one
+warning says why.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from sparkdml.observe.events import EVENTS
 from sparkdml.observe.observers import Event
 from sparkdml.observe.ui_jar import NoTrainingTab, attach
 
@@ -23,9 +25,7 @@ MOST_LOSSES = 100  # a post
 MOST_LOSSES_WAITING = 1_000
 MOST_LOGS = 200
 MOST_EVENTS = 2_000
-RANKS_PER_POST = 32
-
-_LEFT_OUT = ("output", "spans")  # of no use in the tab, and large
+MERGED_PER_POST = 32
 
 
 def thin(points: Sequence[Sequence[Any]], most: int) -> list[Sequence[Any]]:
@@ -53,46 +53,37 @@ def _height(point: Sequence[Any]) -> float:
 
 
 class EventBatch:
-    """What has happened since the last post, of bounded size. Not safe for several threads."""
+    """The events since the last post, of bounded number. Not safe for several threads."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._ranks: dict[int, Event] = {}
+        self._merged: dict[tuple[str, int], Event] = {}  # by kind and rank
         self._steps: Event | None = None  # the last of _events, where later steps may join it
         self._logs = 0
-        self._takes_without_ranks = 0
+        self._takes_without_merged = 0
 
     def add(self, rank: int, event: Event) -> None:
-        kind = event.get("kind")
-        if kind in _LEFT_OUT:
-            return
-        if kind == "rank":
-            self._add_rank(rank, event)
-        elif kind == "steps":
+        kind = event["kind"]
+        posting = EVENTS[kind].posting if kind in EVENTS else "each"
+        if posting == "steps":
             self._add_steps(rank, event)
+        elif posting == "sums":
+            before = self._merged.get((kind, rank), {})
+            sums = {name: _sum(before.get(name), event.get(name)) for name in EVENTS[kind].sums}
+            self._merged[kind, rank] = {**event, **sums, "rank": rank}
+        elif posting == "newest":
+            self._merged[kind, rank] = {**event, "rank": rank}
         elif kind == "log":
             self._logs += 1
             if self._logs <= MOST_LOGS:
                 self._append({**event, "rank": rank})
-        else:
+        elif posting == "each":
             self._steps = None  # losses must not move across a restart or the end of an epoch
             self._append({**event, "rank": rank})
 
     def _append(self, event: Event) -> None:
         if len(self._events) < MOST_EVENTS or event["kind"] == "run-end":
             self._events.append(event)
-
-    def _add_rank(self, rank: int, event: Event) -> None:
-        before = self._ranks.get(rank)
-        merged = {**event, "rank": rank}
-        if before is not None:
-            merged["steps"] = before.get("steps", 0) + event.get("steps", 0)
-            merged["rows"] = before.get("rows", 0) + event.get("rows", 0)
-            seconds, more = before.get("seconds", {}), event.get("seconds", {})
-            merged["seconds"] = {
-                part: seconds.get(part, 0.0) + more.get(part, 0.0) for part in {**seconds, **more}
-            }
-        self._ranks[rank] = merged
 
     def _add_steps(self, rank: int, event: Event) -> None:
         losses = list(event.get("losses", ()))
@@ -107,21 +98,29 @@ class EventBatch:
         before.update({**event, "rank": rank, "losses": gathered})
 
     def take(self, final: bool = False) -> list[Event]:
-        """The events to post now. With many ranks their sums come with every few posts only."""
+        """The events to post now. With many ranks, merged events are in every few posts only."""
         events, self._events = self._events, []
         self._steps, self._logs = None, 0
         for event in events:
             if event["kind"] == "steps":
                 event["losses"] = thin(event["losses"], MOST_LOSSES)
-        self._takes_without_ranks += 1
-        if final or self._takes_without_ranks * RANKS_PER_POST >= len(self._ranks):
-            # After run-start, and before run-end, which is the last thing told of a run.
+        self._takes_without_merged += 1
+        if final or self._takes_without_merged * MERGED_PER_POST >= len(self._merged):
+            # After run-start and before run-end, which is the last event of a run.
             ends = [event for event in events if event["kind"] == "run-end"]
             others = [event for event in events if event["kind"] != "run-end"]
-            events = [*others, *self._ranks.values(), *ends]
-            self._ranks = {}
-            self._takes_without_ranks = 0
+            events = [*others, *self._merged.values(), *ends]
+            self._merged = {}
+            self._takes_without_merged = 0
         return events
+
+
+def _sum(before: Any, more: Any) -> Any:
+    """Of two numbers, or of two mappings name by name; None counts as nothing."""
+    if isinstance(before, dict) or isinstance(more, dict):
+        before, more = before or {}, more or {}
+        return {name: _sum(before.get(name), more.get(name)) for name in {**before, **more}}
+    return (before or 0) + (more or 0)
 
 
 ENABLED = "spark.sparkdml.ui.enabled"

@@ -29,6 +29,12 @@ def test_the_reference_is_current(maker: ModuleType) -> None:
     assert maker.PAGE.read_text() == made, "run: python scripts/make_reference.py"
 
 
+def test_the_table_of_events_is_current(maker: ModuleType) -> None:
+    made = maker.make_events_page()
+    assert maker.EVENTS_PAGE.read_text() == made, "run: python scripts/make_reference.py"
+    assert made.count("| `run-end` |") == 1
+
+
 def test_every_public_name_and_every_param_is_there() -> None:
     import sparkdml as dml
     from sparkdml import extending

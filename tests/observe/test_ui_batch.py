@@ -7,12 +7,13 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdml.observe.events import EVENTS
 from sparkdml.observe.spark_ui import (
+    MERGED_PER_POST,
     MOST_EVENTS,
     MOST_LOGS,
     MOST_LOSSES,
     MOST_LOSSES_WAITING,
-    RANKS_PER_POST,
     EventBatch,
     thin,
 )
@@ -23,7 +24,14 @@ def steps(epoch, step, loss=0.5):
 
 
 def rank_event(steps, compute):
-    return {"kind": "rank", "steps": steps, "rows": 8 * steps, "seconds": {"compute": compute}}
+    return {
+        "kind": "rank",
+        "steps": steps,
+        "rows": 8 * steps,
+        "seconds": {"compute": compute},
+        "bytes": 100 * steps,
+        "messages": 2 * steps,
+    }
 
 
 @given(
@@ -79,12 +87,27 @@ def test_sums_of_a_rank_are_added_and_stand_before_the_end():
     assert (start["kind"], end["kind"]) == ("run-start", "run-end")
     assert (rank["rank"], rank["steps"], rank["rows"]) == (1, 5, 40)
     assert rank["seconds"] == {"compute": 0.75}
+    assert (rank["bytes"], rank["messages"]) == (500, 10)
+
+
+def test_of_a_server_the_newest_counts_are_posted_and_of_output_nothing():
+    batch = EventBatch()
+    for pushes in (3, 8):
+        batch.add(2, {"kind": "server", "seat": 0, "pushes": pushes})
+    batch.add(3, {"kind": "server", "seat": 1, "pushes": 4})
+    for kind in (name for name, known in EVENTS.items() if known.posting == "none"):
+        batch.add(0, {"kind": kind})
+    batch.add(0, {"kind": "a kind of the user's own", "value": 1})
+    own, first, second = batch.take()
+    assert own["value"] == 1
+    assert (first["rank"], first["pushes"]) == (2, 8)
+    assert (second["rank"], second["pushes"]) == (3, 4)
 
 
 def test_many_ranks_come_with_every_few_posts_and_all_at_the_end():
     batch, posts = EventBatch(), []
     for _ in range(8):
-        for rank in range(4 * RANKS_PER_POST):
+        for rank in range(4 * MERGED_PER_POST):
             batch.add(rank, rank_event(1, 0.1))
         posts.append(batch.take())
     assert [len(post) for post in posts] == [0, 0, 0, 128, 0, 0, 0, 128]
