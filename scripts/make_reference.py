@@ -327,10 +327,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="1 if a page is not current")
     options = parser.parse_args()
     status = 0
-    for page, made in ((PAGE, make_reference()), (EVENTS_PAGE, make_events_page())):
+    for page, make in ((PAGE, make_reference), (EVENTS_PAGE, make_events_page)):
         if not options.check:
-            page.write_text(made)
-        elif not page.exists() or page.read_text() != made:
+            page.write_text(make())
+        elif not page.exists() or page.read_text() != make():
             print(f"{page.relative_to(ROOT)} is not current: python {Path(__file__).name}")
             status = 1
     return status

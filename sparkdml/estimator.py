@@ -24,6 +24,7 @@ from sparkdml.fitting.job import TrainingJob
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.observe.observers import (
+    Communication,
     Evaluations,
     Observer,
     OutputPrinter,
@@ -143,14 +144,14 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         fit = self._prepare(dataset)
         if self.value("dryRun"):
             try_rows(fit)
-        stragglers, evaluations = Stragglers(), Evaluations()
+        stragglers, evaluations, communication = Stragglers(), Evaluations(), Communication()
         final_fields: dict[str, Any] = {"stopped": None}
 
         def end() -> dict[str, Any]:
             slow = [asdict(straggler) for straggler in stragglers.report()]
             return {**final_fields, "stragglers": slow}
 
-        observers: list[Observer] = [stragglers, evaluations]
+        observers: list[Observer] = [stragglers, evaluations, communication]
         observers += [*self._observers(fit.spark), *others]
         with watched(fit.start(), observers, end) as tell:
             fitted = fit.train(self.value("checkpoint"), tell)
@@ -161,6 +162,8 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             fitted.result.stopped,
             first - called if first else None,
             evaluations.rows,
+            backend=communication.backend,
+            topology=communication.topology,
         )
         return self._make_model(fit.module, fitted, history, fit.feed)
 

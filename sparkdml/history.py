@@ -24,6 +24,8 @@ class History(Sequence[dict[str, float]]):
 
     `evaluations` has what an evaluator measured meanwhile (see `ParameterServer`): dicts with
     `step`, `epoch`, `clock` and `seconds` beside `val_loss` and the metrics; empty without one.
+    `backend` and `topology` say how the workers formed their sums (see `AllReduce`); None where
+    they formed none.
     """
 
     def __init__(
@@ -32,6 +34,9 @@ class History(Sequence[dict[str, float]]):
         stopped: str | None = None,
         first_step_seconds: float | None = None,
         evaluations: Sequence[dict[str, float]] = (),
+        *,
+        backend: str | None = None,
+        topology: str | None = None,
     ) -> None:
         self._rows = [
             {name: int(value) if name in _WHOLE else value for name, value in row.items()}
@@ -40,6 +45,7 @@ class History(Sequence[dict[str, float]]):
         self.stopped = stopped  # why the run ended before its last epoch, if it did
         self.first_step_seconds = first_step_seconds  # from the call of fit to the first step
         self.evaluations = list(evaluations)
+        self.backend, self.topology = backend, topology
 
     def __getitem__(self, index: Any) -> Any:
         return self._rows[index]
@@ -73,6 +79,8 @@ class History(Sequence[dict[str, float]]):
             "stopped": self.stopped,
             "first_step_seconds": self.first_step_seconds,
             "evaluations": self.evaluations,
+            "backend": self.backend,
+            "topology": self.topology,
         }
 
     @classmethod
@@ -82,6 +90,8 @@ class History(Sequence[dict[str, float]]):
             saved.get("stopped"),
             saved.get("first_step_seconds"),
             saved.get("evaluations", ()),
+            backend=saved.get("backend"),
+            topology=saved.get("topology"),
         )
 
     def plot(self, ax: Sequence[Axes] | None = None) -> Any:
@@ -112,18 +122,24 @@ class History(Sequence[dict[str, float]]):
     def __repr__(self) -> str:
         lines = ["  ".join(f"{name:>15}" for name in self.columns)]
         lines += ["  ".join(f"{_show(value):>15}" for value in row.values()) for row in self._rows]
-        return "\n".join(lines + ([f"stopped: {self.stopped}"] if self.stopped else []))
+        return "\n".join(lines + self._footer())
 
     def _repr_html_(self) -> str:
         """The curves beside the table; they follow a notebook's light or dark theme."""
-        stopped = f"<p>stopped: {html.escape(self.stopped)}</p>" if self.stopped else ""
+        footer = "".join(f"<p>{html.escape(line)}</p>" for line in self._footer())
         curves = "".join(self._draw(name) for name in self._curve_names())
         return (
             '<div class="sparkdml-history" style="display:flex;flex-wrap:wrap;gap:12px 24px;'
             f'align-items:flex-start"><div style="display:flex;flex-wrap:wrap;gap:12px">{curves}'
-            f'</div><div style="max-width:100%;overflow-x:auto">{self._table()}{stopped}</div>'
+            f'</div><div style="max-width:100%;overflow-x:auto">{self._table()}{footer}</div>'
             "</div>"
         )
+
+    def _footer(self) -> list[str]:
+        lines = [f"stopped: {self.stopped}"] if self.stopped else []
+        if self.backend and self.topology:
+            lines.append(f"backend {self.backend}, topology {self.topology}")
+        return lines
 
     def _curve_names(self) -> list[str]:
         return [n for n in self.columns if n not in _NOT_CURVES and not n.startswith("val_")]

@@ -219,6 +219,8 @@ def test_history_metrics_and_validation(rows):
     assert {"accuracy", "val_loss", "val_accuracy", "seconds", "rows_per_second"} <= set(frame)
     assert 200 < frame["rows"][0] < 280
     assert 0 < fitted.history.first_step_seconds < 60
+    assert fitted.history.backend == ("horovod" if horovod_available() else "torch")
+    assert fitted.history.topology == "shared-memory"
     assert fitted.history.val_loss == list(frame["val_loss"])
     assert "<table>" in fitted.history._repr_html_()
 

@@ -57,13 +57,13 @@ EVENTS: dict[str, EventKind] = {
             "number": "1 for the first start of the workers, 2 for the first restart, …",
             "workers": "",
             "from_step": "",
+            "backend": "`horovod`, `torch`, `mpi` or `single`; null where workers share no sums",
         },
     ),
     "topology": EventKind(
         "rank 0",
         {
-            "backend": "of the communicator, as resolved: `horovod`, `torch`, `mpi` or `single`",
-            "asked": "the topology as the strategy was given it",
+            "asked": "the topology that was asked for",
             "used": "the topology that sums tensors in this run",
         },
     ),

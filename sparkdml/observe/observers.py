@@ -180,6 +180,23 @@ class Evaluations:
         """They are read when the run is over."""
 
 
+class Communication:
+    """An observer of how the workers form their sums; None where it is unknown or not done."""
+
+    def __init__(self) -> None:
+        self.backend: str | None = None
+        self.topology: str | None = None
+
+    def handle(self, rank: int, event: Event) -> None:
+        if event["kind"] == "submission":
+            self.backend = event.get("backend")
+        elif event["kind"] == "topology":
+            self.topology = event["used"]
+
+    def close(self) -> None:
+        """Its fields are read when the run is over."""
+
+
 class OutputPrinter:
     """An observer of "output" events. Lines go above the progress bar, where there is one."""
 

@@ -103,6 +103,7 @@ class Progress:
         self._epochs, self._verbose = epochs, int(verbose)
         self._throughput = Throughput(epochs)
         self._workers: int | None = None
+        self._backend = self._topology = ""
         self._epochs_done = self._num_restarts = 0
         self._ranks: dict[int, Times] = {}  # in this epoch
         self._epoch_to_sum_up: int | None = None
@@ -138,8 +139,15 @@ class Progress:
 
     def _on_submission(self, rank: int, event: dict[str, Any]) -> None:
         self._workers = event["workers"]
+        self._backend = event.get("backend") or ""
         self._throughput.restart()
         self._ranks, self._epoch_to_sum_up = {}, None
+
+    def _on_topology(self, rank: int, event: dict[str, Any]) -> None:
+        if event["used"] != self._topology:
+            self._topology = event["used"]
+            if self._bar is None or self._verbose > 1:
+                self._say(f"backend {self._backend}, topology {self._topology}")
 
     def _on_steps(self, rank: int, event: dict[str, Any]) -> None:
         epoch, rows, of = event["epoch"], event["rows"], event["of"]
@@ -246,6 +254,8 @@ class Progress:
             facts["speed"] = f"{short(rate)} samples/s"
         if self._workers is not None:
             facts["workers"] = count(self._workers, "worker")
+        if self._topology:
+            facts["topology"] = f"{self._backend} ({self._topology})"
         if (left := self._throughput.seconds_left) is not None:
             facts["left"] = f"{clock(left)} left"
         return facts
@@ -281,7 +291,7 @@ def is_watched() -> bool:
 def fitting(facts: dict[str, str], room: int | None) -> str:
     """The facts in their order, without the least telling ones where they would be cut off."""
     kept = dict(facts)
-    for name in ("workers", "step", "speed", *reversed(facts)):
+    for name in ("topology", "workers", "step", "speed", *reversed(facts)):
         if room is None or len(kept) < 2 or len(", ".join(kept.values())) <= room:
             break
         kept.pop(name, None)

@@ -94,10 +94,7 @@ class AllReduce(StepStrategy):
         ctx, topology = training.ctx, self.topology
         if self.compression is not None and not self.compression.any_topology:
             topology = NATIVE  # its exchange goes over the backend's own messages
-        wire = open_wire(ctx.comm, ctx, topology)
-        if ctx.rank == 0:
-            ctx.event("topology", asked=self.topology, used=wire.topology)
-        return wire
+        return open_wire(ctx.comm, ctx, topology)
 
     def start(self, training: Training) -> None:
         comm, task = training.ctx.comm, training.task

@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from sparkdml.history import History
-from sparkdml.observe.observers import Evaluations
+from sparkdml.observe.observers import Communication, Evaluations
 from sparkdml.observe.progress import Progress
 from sparkdml.observe.trackers import TrackerObserver
 
@@ -49,3 +49,25 @@ def test_details_have_it(capsys):
         with closing(Progress(1, verbose)) as progress:
             progress.handle(4, measured(7, 0.6))
     assert capsys.readouterr().err == "evaluator: val_loss 0.6 after step 7\n"
+
+
+def test_how_sums_were_formed_is_in_the_history_and_on_the_screen(capsys):
+    communication = Communication()
+    with closing(Progress(1, 1)) as progress:
+        for event in (
+            {"kind": "submission", "number": 1, "workers": 2, "from_step": 0, "backend": "horovod"},
+            {"kind": "topology", "asked": "auto", "used": "shared-memory"},
+            {"kind": "topology", "asked": "auto", "used": "shared-memory"},
+        ):
+            communication.handle(0, event)
+            progress.handle(0, event)
+    said = "backend horovod, topology shared-memory"
+    assert capsys.readouterr().err.splitlines() == [said]
+    history = History(
+        [{"epoch": 1.0, "loss": 0.4}],
+        backend=communication.backend,
+        topology=communication.topology,
+    )
+    assert said in repr(history)
+    assert f"<p>{said}</p>" in history._repr_html_()
+    assert History.from_dict(history.to_dict()).topology == "shared-memory"

@@ -55,6 +55,7 @@ def submit(
     spools: Spools | None = None,
 ) -> list[Any]:
     """Run the tasks once."""
+    context = begin_submission(request, cluster, num_workers, checkpoint=checkpoint, spools=spools)
     start = None if checkpoint is None else checkpoint.resume
     request.on_event(
         -1,
@@ -63,9 +64,9 @@ def submit(
             "number": 1 if checkpoint is None else checkpoint.submission,
             "workers": num_workers,
             "from_step": 0 if start is None else start.step,
+            "backend": context.backend,
         },
     )
-    context = begin_submission(request, cluster, num_workers, checkpoint=checkpoint, spools=spools)
     return Submission(context).run()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
+from sparkdml.comm.backends import resolve_backend
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.network.connection import Message
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
@@ -20,7 +21,7 @@ from sparkdml.runtime.driver.spools import Spools
 from sparkdml.runtime.protocol.kept_spools import KeptSpool
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.results import Merge
-from sparkdml.runtime.protocol.roles import Role, RolesOf, job_roles
+from sparkdml.runtime.protocol.roles import Role, RolesOf, job_roles, num_tasks
 from sparkdml.runtime.protocol.service import DriverService, SharedService
 from sparkdml.runtime.worker.main import Body
 
@@ -78,6 +79,13 @@ class SubmissionContext:
     def leader(self) -> Role:
         """The role that trains."""
         return self.jobs[0][0]
+
+    @property
+    def backend(self) -> str | None:
+        """What the workers' communicator is opened with; None if they need none."""
+        if not self.leader.gang:
+            return None
+        return resolve_backend(self.request.options.backend, num_tasks(self.jobs[0]))
 
     @property
     def data(self) -> DataFrame | RDD[Any] | None:

@@ -65,12 +65,15 @@ def open_wire(comm: Communicator, ctx: Context, topology: str = "auto") -> Commu
     """What reduces by this topology among the ranks of `comm`, which is borrowed.
 
     Every rank calls it. "auto" is the fastest way: memory, where all ranks are on one host. What is
-    on a GPU is always reduced natively.
+    on a GPU is always reduced natively. An event tells the driver which topology was chosen.
     """
+    asked = topology
     if ctx.device.type != "cpu":
         if topology not in ("auto", NATIVE):
             allowed = "'auto' or 'native' where gradients are on a GPU"
             raise ParameterError("topology", topology, allowed, "NCCL knows the links between them")
         topology = NATIVE
     wire = open_topology(topology, comm)
+    if ctx.rank == 0:
+        ctx.event("topology", asked=asked, used=wire.topology)
     return wire if wire.topology == NATIVE else traced(wire, ctx.spans)

@@ -29,6 +29,7 @@ def summary(number: int = 0, **changes: Any) -> Json:
         "state": state,
         "strategy": chance.choice(["AllReduce()", "AllReduce(backend='torch')"]),
         "backend": "horovod",
+        "topology": "shared-memory",
         "workers": chance.choice([1, 2, 4, 8]),
         "epoch": max(1, round(done * 10)),
         "epochs": 10,
@@ -36,6 +37,7 @@ def summary(number: int = 0, **changes: Any) -> Json:
         "progress": done,
         "secondsLeft": 400 * (1 - done) if state == "running" else None,
         "loss": 2.3 * math.exp(-3 * done),
+        "valLoss": 2.4 * math.exp(-3 * done),
         "rowsPerSecond": chance.uniform(2e4, 2e5),
         "started": START - number * 4000,
         "ended": None if state == "running" else START - number * 4000 + 900 * done,
@@ -80,7 +82,10 @@ def detail(
             for rank in range(ranks)
         },
         "logged": {
-            "learning_rate": [[step, 0.1 * (1 + math.cos(math.pi * step / steps))] for step in at]
+            "learning_rate": [[step, 0.1 * (1 + math.cos(math.pi * step / steps))] for step in at],
+            "evaluator/val_loss": [
+                [end, row["val_loss"]] for end, row in zip(ends, rows, strict=True)
+            ],
         },
         "epochs": rows,
     }
@@ -109,6 +114,19 @@ def detail(
         {"number": number, "workers": ranks, "hosts": hosts, "fromStep": step, "time": time}
         for number, (step, time) in enumerate(starts, start=1)
     ]
+    run["notes"] = [{"rank": 0, "text": "learning rate 0.05 from epoch 4 on", "time": START + 60}]
+    run["reports"] = {
+        "server": [
+            {
+                "rank": ranks + seat,
+                "seat": seat,
+                "pushes": 12_345,
+                "bytes_pushed": 5 << 20,
+                "dropped": "late: 2",
+            }
+            for seat in range(2)
+        ]
+    }
     run["plan"] = {
         "model": "Net(784, 256, 10)",
         "optimizer": "SGD(lr=0.1, momentum=0.9)",
@@ -156,6 +174,8 @@ def _rank(rank: int, seconds: float, steps: int, chance: random.Random) -> Json:
         "host": f"10.0.0.{rank + 1}",
         "steps": steps,
         "rows": steps * 64,
+        "bytes": 3 << 20,
+        "messages": 4 * steps,
         "rowsPerSecond": 13_204.0 if slow else chance.uniform(23e3, 25e3),
         "seconds": {name: share * seconds for name, share in shares.items()},
         "stepSeconds": 0.0036,

@@ -73,7 +73,7 @@ def test_the_list_sorts_and_filters(page: Page, site: TrainingSite) -> None:
     *losses, last = page.locator("tbody tr td:nth-child(8)").all_inner_texts()
     assert losses == sorted(losses, key=float, reverse=True)
     assert last == UNKNOWN
-    header = page.locator("th", has_text="Loss")
+    header = page.locator("th:has(button:text-is('Loss'))")
     assert header.get_attribute("aria-sort") == "descending"
     page.fill("input[type=search]", "n13")
     assert page.locator("tbody tr a").all_inner_texts() == ["n13"]
@@ -110,6 +110,14 @@ def test_a_run_shows_everything_that_is_known(page: Page, site: TrainingSite) ->
         "Checkpoints and lineage (24 checkpoints, 2 restarts)",
         "Rank 3 on 10.0.0.4, step 600,000: RuntimeError: mat1",
         "SGD(lr=0.1, momentum=0.9)",
+        "horovod",
+        "shared-memory",
+        "3.0 MiB",
+        "evaluator, on validation rows",
+        "Parameter servers (2)",
+        "Bytes pushed",
+        "late: 2",
+        "learning rate 0.05 from epoch 4 on",
     ):
         assert part in text
     assert page.locator(".training-strip .failure").count() == 2
@@ -240,10 +248,10 @@ def test_a_lost_driver_leaves_the_page_as_it_is(
     run = detail()
     open_run(page, site, run)
     site.failing = True
-    page.wait_for_selector("text=Spark doesn't answer (HTTP 503)", timeout=5000)
+    page.wait_for_selector("text=Lost contact with the driver (HTTP 503)", timeout=5000)
     assert "Ranks (8" in page.inner_text(".training-page")
     site.failing = False
-    page.wait_for_selector("text=Spark doesn't answer", state="detached", timeout=12000)
+    page.wait_for_selector("text=Lost contact with the driver", state="detached", timeout=12000)
     assert page.inner_text("[role=status]") == ""
     # The browser itself notes an answer of 503; the script must not add to that.
     assert all("503" in message for message in console)

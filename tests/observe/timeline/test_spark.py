@@ -30,7 +30,7 @@ def work(ctx: Any, num_steps: int, killed_after: int | None) -> None:
 
     from sparkdml.runtime.worker.tracing import open_traced, start_recorder
 
-    spans = start_recorder(ctx.world, ctx._link)
+    spans = start_recorder(ctx.world, ctx._client)
     with open_traced(spans, ctx.plan.backend, ctx.world) as comm:
         comm.barrier()
         for number in range(1, num_steps + 1):

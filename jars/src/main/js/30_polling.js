@@ -30,8 +30,8 @@ function follow(root, page, show) {
       data = await answer.json();
     } catch (error) {
       failures += 1;
-      setText(connection, `Spark doesn't answer (${error.message}). ` +
-        "What you see is the last that it told; trying again.");
+      setText(connection, `Lost contact with the driver (${error.message}). ` +
+        "Showing the last data received; retrying \u2026");
       later();
       return;
     }

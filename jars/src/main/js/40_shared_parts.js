@@ -59,4 +59,7 @@ function section(title, name, ...children) {
   return { element, heading };
 }
 
+/** A strategy without its arguments, which fill a line; the plan has them. */
+const strategyName = (run) => run.strategy?.replace(/\(.*$/s, "") ?? DASH;
+
 const TABLE = "table table-striped table-sm table-bordered table-hover";

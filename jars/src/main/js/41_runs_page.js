@@ -10,6 +10,7 @@ function runsPage(root) {
     { title: "Duration", by: (run) => run.seconds, number: true },
     { title: "Progress", by: (run) => run.progress },
     { title: "Loss", by: (run) => run.loss, number: true },
+    { title: "Validation loss", by: (run) => run.valLoss, number: true },
     { title: "Samples/s", by: (run) => run.rowsPerSecond, number: true },
     { title: "Restarts", by: (run) => run.restarts, number: true },
   ];
@@ -69,6 +70,7 @@ function runsPage(root) {
       html("td", {}, makeProgress()),
       html("td", { class: "number" }),
       html("td", { class: "number" }),
+      html("td", { class: "number" }),
       html("td", { class: "number" }));
   }
 
@@ -77,14 +79,16 @@ function runsPage(root) {
     setText(cells[0].firstElementChild, run.name || run.id);
     cells[0].firstElementChild.title = run.id;
     showState(cells[1].firstElementChild, run);
-    setText(cells[2], run.strategy ?? DASH);
+    setText(cells[2], strategyName(run));
+    cells[2].title = run.strategy ?? "";
     setText(cells[3], formatCount(run.workers));
     setText(cells[4], formatTime(run.started));
     setText(cells[5], formatDuration(run.seconds));
     showProgress(cells[6].firstElementChild, run, true);
     setText(cells[7], formatValue(run.loss));
-    setText(cells[8], formatCount(run.rowsPerSecond));
-    setText(cells[9], formatCount(run.restarts));
+    setText(cells[8], formatValue(run.valLoss));
+    setText(cells[9], formatCount(run.rowsPerSecond));
+    setText(cells[10], formatCount(run.restarts));
   }
 
   function show() {
@@ -95,7 +99,7 @@ function runsPage(root) {
     table.hidden = shown.length === 0;
     none.hidden = shown.length > 0;
     search.hidden = runs.length < 2;
-    setText(none, runs.length ? "No run contains that." :
+    setText(none, runs.length ? "No matching runs." :
       "No run yet. A run appears here as soon as TorchEstimator.fit starts one.");
     const counts = [["Running", runs.filter(lasts).length],
       ["Finished", runs.filter((run) => run.state === "finished").length],

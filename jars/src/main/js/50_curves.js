@@ -1,6 +1,7 @@
 // The page of a run: loss and metrics.
 
 const NOT_METRICS = new Set(["epoch", "step", "rows", "steps", "seconds", "rows_per_second"]);
+const EVALUATOR = "evaluator/";
 const TRAIN = "var(--training-train)", VALIDATION = "var(--training-validation)";
 
 /** From steps to epochs as a broken line through the ends of epochs, and on at the last slope. */
@@ -22,6 +23,13 @@ function epochOfStep(run) {
     return e0 + (step - s0) * (e1 - e0) / (s1 - s0);
   };
 }
+
+/** What an evaluator measured while the workers trained: by metric, without the prefix. */
+const evaluated = (run) => new Map(Object.entries(run.series.logged ?? {})
+  .filter(([name]) => name.startsWith(EVALUATOR))
+  .map(([name, points]) => [name.slice(EVALUATOR.length).replace(/^val_/, ""), points]));
+const evaluatorSeries = (points) => ({ name: "evaluator, on validation rows",
+  color: "var(--training-series-7)", points, style: new Set(["dots"]) });
 
 class Curves {
   constructor() {
@@ -97,12 +105,12 @@ class Curves {
     const moved = (points) => points.map(([step, value]) => [place(step), value]);
     const ofEpochs = (key) => moved(run.series.epochs.filter((row) => key in row && known(row.step))
       .map((row) => [row.step, row[key]]));
-    this.showLoss(moved(run.series.loss), ofEpochs);
+    this.showLoss(moved(run.series.loss), ofEpochs, moved(evaluated(run).get("loss") ?? []));
     this.showMetrics(run, moved, ofEpochs);
     this.draw();
   }
 
-  showLoss(steps, ofEpochs) {
+  showLoss(steps, ofEpochs, evaluations) {
     const series = [{ name: "training", color: TRAIN, points: steps, style: new Set(["smooth"]) }];
     const means = ofEpochs("loss"), validation = ofEpochs("val_loss");
     if (means.length) {
@@ -113,6 +121,7 @@ class Curves {
       series.push({ name: "validation", color: VALIDATION, points: validation,
         style: new Set(["dots"]) });
     }
+    if (evaluations.length) series.push(evaluatorSeries(evaluations));
     this.loss.setSeries(series);
   }
 
@@ -124,6 +133,8 @@ class Curves {
         if (!NOT_METRICS.has(key)) chart(key.replace(/^val_/, ""));
       }
     }
+    const measured = evaluated(run);
+    for (const name of measured.keys()) chart(name);
     wanted.delete("loss");
     for (const [name, series] of wanted) {
       const train = ofEpochs(name), validation = ofEpochs(`val_${name}`);
@@ -135,9 +146,10 @@ class Curves {
         series.push({ name: "validation", color: VALIDATION, points: validation,
           style: new Set(["dots"]) });
       }
+      if (measured.has(name)) series.push(evaluatorSeries(moved(measured.get(name))));
     }
     for (const [name, points] of Object.entries(run.series.logged ?? {})) {
-      chart(name).push({ name: "logged", color: "var(--training-series-7)", points: moved(points),
+      if (!name.startsWith(EVALUATOR)) chart(name).push({ name: "logged", color: "var(--training-series-7)", points: moved(points),
         style: new Set(["smooth"]) });
     }
     for (const [name, old] of this.metrics) {

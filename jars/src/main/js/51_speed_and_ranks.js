@@ -8,8 +8,8 @@ class Speed {
   constructor() {
     const group = new ChartGroup((x, gap) =>
       gap === null ? `after ${formatDuration(x)}` : this.formatTick(x, gap), timeTicks);
-    this.all = new LineChart("In all", group, { fromZero: true });
-    this.each = new LineChart("Per rank", group, { fromZero: true });
+    this.all = new LineChart("Total", group, { fromZero: true });
+    this.each = new LineChart("Per worker", group, { fromZero: true });
     this.part = section("Samples per second", "speed",
       html("div", { class: "training-charts" }, this.all.element, this.each.element));
     this.element = this.part.element;
@@ -57,7 +57,7 @@ class Ranks {
     const legend = html("div", { class: "training-legend mb-1" }, ...PARTS.map(([name, text]) =>
       html("span", {}, html("span", { class: `training-key training-key-${name}` }), text)));
     const titles = [["Rank", "number"], ["Host"], ["Samples/s", "number"], ["Step time", "number"],
-      ["Where its time went"]];
+      ["Sent", "number"], ["Time breakdown"]];
     this.part = section("Ranks", "ranks", legend,
       html("div", { class: "table-responsive training-scroll" }, html("table", { class: TABLE },
         html("thead", {}, html("tr", {}, ...titles.map(([title, style]) =>
@@ -74,7 +74,8 @@ class Ranks {
       html("td", { class: "number" }), html("td", { class: "long-text" }, html("span"), " ",
         html("span", { class: "badge text-bg-warning", hidden: true })),
       html("td", { class: "number" }), html("td", { class: "number text-nowrap" }),
-      html("td", { style: "width: 55%" }, html("div", { class: "training-shares", role: "img" }))),
+      html("td", { class: "number text-nowrap" }),
+      html("td", { style: "width: 50%" }, html("div", { class: "training-shares", role: "img" }))),
     (row, one) => this.showRank(row, one));
   }
 
@@ -89,7 +90,9 @@ class Ranks {
     setText(badge, `\u25b2 straggler${times}${one.why ? `: ${one.why}` : ""}`);
     setText(cells[2], formatCount(one.rowsPerSecond));
     setText(cells[3], one.stepSeconds ? formatDuration(one.stepSeconds) : DASH);
-    this.showShares(cells[4].firstElementChild, one.seconds ?? {});
+    setText(cells[4], formatBytes(one.bytes));
+    cells[4].title = known(one.messages) ? plural(one.messages, "message") : "";
+    this.showShares(cells[5].firstElementChild, one.seconds ?? {});
   }
 
   showShares(bar, seconds) {
@@ -99,12 +102,12 @@ class Ranks {
     keepRows(bar, parts, ({ name }) => name,
       ({ name }) => html("div", { class: `training-share training-share-${name}` }),
       (element, part) => {
-        const percent = `${Math.round(part.share * 100)} %`;
+        const percent = `${Math.round(part.share * 100)}%`;
         element.style.width = `${part.share * 100}%`;
         setText(element, part.share >= 0.06 ? percent : "");
         element.title = `${part.text}: ${formatDuration(part.seconds)}, ${percent}`;
       });
     bar.setAttribute("aria-label", parts.map((part) =>
-      `${part.text} ${Math.round(part.share * 100)} %`).join(", ") || "nothing yet");
+      `${part.text} ${Math.round(part.share * 100)}%`).join(", ") || "nothing yet");
   }
 }

@@ -26,7 +26,7 @@ class Lineage {
     const count = run.checkpointCount ?? run.checkpoints.length;
     setText(this.part.heading, `Checkpoints and lineage (${plural(count, "checkpoint")}, ` +
       `${plural(run.restarts ?? 0, "restart")})`);
-    this.element.hidden = count === 0 && run.submissions.length === 0;
+    this.element.hidden = count === 0 && run.submissions.length < 2;
     this.table.hidden = count === 0;
     this.note.hidden = count <= run.checkpoints.length;
     setText(this.note, `The newest ${run.checkpoints.length} of ${formatCount(count)}.`);

@@ -1,4 +1,4 @@
-// The page of a run: failures, the plan.
+// The page of a run: failures, notes, the plan.
 
 function failureTitle(failure) {
   const who = known(failure.rank) && failure.rank >= 0 ? `Rank ${failure.rank}` : "The run";
@@ -31,6 +31,24 @@ class Failures {
   }
 }
 
+class Notes {
+  constructor() {
+    this.body = html("tbody");
+    this.part = section("Notes", "notes", html("div", { class: "table-responsive training-scroll" },
+      html("table", { class: TABLE }, this.body)));
+    this.element = this.part.element;
+  }
+
+  show(run) {
+    const notes = run.notes ?? [];
+    this.element.hidden = notes.length === 0;
+    setText(this.part.heading, `Notes (${notes.length})`);
+    keepRows(this.body, [...notes].reverse(), (one) => `${one.time} ${one.rank} ${one.text}`,
+      (one) => html("tr", {}, html("td", { class: "text-nowrap" }, formatTime(one.time)),
+        html("td", { class: "long-text" }, one.text)), () => {});
+  }
+}
+
 class Plan {
   constructor() {
     this.body = html("tbody");
@@ -40,7 +58,7 @@ class Plan {
   }
 
   show(run) {
-    const own = Object.entries({ run: run.id, backend: run.backend, batchSize: run.batchSize,
+    const own = Object.entries({ run: run.id, backend: run.backend, topology: run.topology, batchSize: run.batchSize,
       globalBatch: run.globalBatch, seed: run.seed });
     const plan = new Map(own.concat(Object.entries(run.plan ?? {}))); // the plan's word counts
     const rows = [...plan].filter(([, value]) => value !== null && value !== undefined);

@@ -6,12 +6,13 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayDeque;
 import java.util.Deque;
 
-/** What happened to a run besides its steps: submissions, checkpoints, failures, restarts. */
+/** What happened to a run besides its steps: submissions, checkpoints, failures, restarts, notes. */
 final class Incidents {
   private final Deque<ObjectNode> checkpoints = new ArrayDeque<>();
   private final Deque<ObjectNode> failures = new ArrayDeque<>();
   private final Deque<ObjectNode> restarts = new ArrayDeque<>();
   private final Deque<ObjectNode> submissions = new ArrayDeque<>();
+  private final Deque<ObjectNode> notes = new ArrayDeque<>();
   private long checkpointCount;
   private long failureCount;
   long restartCount;
@@ -47,6 +48,13 @@ final class Incidents {
     Json.put(node, "workers", Json.number(event, "workers"));
     keep(restarts, node, time, Limits.SUBMISSIONS);
     restartCount++;
+  }
+
+  void note(int rank, double time, JsonNode event) {
+    ObjectNode node = Json.object();
+    node.put("rank", rank);
+    node.put("text", Json.string(event, "text", Limits.TEXT));
+    keep(notes, node, time, Limits.NOTES);
   }
 
   /** The hosts of a submission may come later, under the same number. */
@@ -98,5 +106,6 @@ final class Incidents {
     run.put("failureCount", failureCount);
     run.putArray("restartEvents").addAll(restarts);
     run.putArray("submissions").addAll(submissions);
+    run.putArray("notes").addAll(notes);
   }
 }

@@ -11,6 +11,8 @@ final class Limits {
   static final int CHECKPOINTS = 200;
   static final int FAILURES = 50;
   static final int SUBMISSIONS = 100;
+  static final int NOTES = 100;
+  static final int REPORT_KINDS = 20;
   static final int PLAN_ENTRIES = 100;
   static final int TEXT = 2000;
   static final int TRACEBACK = 16_000;

@@ -18,11 +18,15 @@ final class Progress {
   private double beginFraction;
   private double windowTime = Double.NaN;
   private double windowRows;
+  private double lastCount = Double.NaN; // when rows were last counted
+  private double countedRows;
+  private double countedSeconds;
   private double epochRate = Double.NaN; // as the last epoch told it
 
   /** A new submission: the time since the last event was no training. */
   void begin() {
     windowTime = Double.NaN;
+    lastCount = Double.NaN;
     beginTime = Double.NaN;
     secondsLeft = Double.NaN;
   }
@@ -69,6 +73,11 @@ final class Progress {
     }
   }
 
+  /** Of the whole run, pauses between submissions left out. */
+  double meanRate() {
+    return countedSeconds > 0 ? countedRows / countedSeconds : epochRate;
+  }
+
   private void reach(double time, double epochsDone) {
     if (epochs <= 0) {
       return;
@@ -84,10 +93,14 @@ final class Progress {
 
   private void count(double time, double rows) {
     if (Double.isNaN(windowTime) || rows < 0) {
+      lastCount = time;
       windowTime = time; // the rows before it came with a resumed epoch, or an unknown start
       windowRows = 0;
       return;
     }
+    countedRows += rows;
+    countedSeconds += time - lastCount;
+    lastCount = time;
     windowRows += rows;
     if (time - windowTime >= WINDOW_SECONDS) {
       rowsPerSecond.add(time, windowRows / (time - windowTime));

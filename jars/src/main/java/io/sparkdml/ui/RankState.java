@@ -15,6 +15,8 @@ final class RankState {
   String host;
   long steps;
   long rows;
+  long bytes; // sent to other ranks
+  long messages;
   boolean straggler;
   double slower = Double.NaN;
   String why;
@@ -30,6 +32,8 @@ final class RankState {
     long newRows = Math.max(0, Json.whole(event, "rows", 0));
     steps += newSteps;
     rows += newRows;
+    bytes += Math.max(0, Json.whole(event, "bytes", 0));
+    messages += Math.max(0, Json.whole(event, "messages", 0));
     String told = Json.string(event, "host", Limits.TEXT);
     host = told == null ? host : told;
     staleness = Json.whole(event, "staleness", 0);
@@ -63,6 +67,8 @@ final class RankState {
     node.put("host", host);
     node.put("steps", steps);
     node.put("rows", rows);
+    node.put("bytes", bytes);
+    node.put("messages", messages);
     Json.put(node, "rowsPerSecond", rowsPerSecond);
     ObjectNode parts = node.putObject("seconds");
     for (int i = 0; i < PARTS.length; i++) {

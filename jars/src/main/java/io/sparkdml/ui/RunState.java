@@ -13,10 +13,13 @@ import java.util.function.ObjDoubleConsumer;
  * locks.
  */
 final class RunState {
+  static final String EVALUATOR = "evaluator/"; // before the names of what an evaluator measured
+
   final String id;
   final Progress progress = new Progress();
   final Ranks ranks = new Ranks();
   private final Incidents incidents = new Incidents();
+  private final Reports reports = new Reports();
   private final Series losses = new Series(Limits.POINTS);
   private final Map<String, Series> logged = new TreeMap<>();
   private final TreeMap<Long, ObjectNode> epochRows = new TreeMap<>();
@@ -26,7 +29,8 @@ final class RunState {
   private String cause;
   private JsonNode stopped;
   private long workers;
-  private double loss = Double.NaN;
+  private double loss = Double.NaN; // the mean of the epoch
+  private double valLoss = Double.NaN;
   private double started = Double.NaN;
   private double ended = Double.NaN;
   private double seconds = Double.NaN;
@@ -51,10 +55,13 @@ final class RunState {
       case "checkpoint" -> incidents.checkpoint(time, event);
       case "failure" -> incidents.failure(time, event);
       case "restart" -> restart(time, event);
-      case "log" -> log(rank, event);
+      case "topology" -> settings.put("topology", Json.string(event, "used", Limits.TEXT));
+      case "note" -> incidents.note(rank, time, event);
+      case "log" -> log("", rank, event);
+      case "evaluation" -> log(EVALUATOR, 0, event);
       case "already-trained" -> progress.step = Json.whole(event, "step", progress.step);
       case "run-end" -> end(event);
-      default -> {} // a newer sparkdml may tell more
+      default -> reports.add(event.path("kind").asText(), rank, event);
     }
   }
 
@@ -77,6 +84,9 @@ final class RunState {
 
   private void submit(double time, JsonNode event) {
     workers = Json.whole(event, "workers", workers);
+    if (event.has("backend")) { // now that the number of workers is known
+      settings.put("backend", Json.string(event, "backend", Limits.TEXT));
+    }
     incidents.submission(time, event);
     ranks.hosts(event.path("hosts"));
     if (!"running".equals(state)) { // the hosts of a running submission may come late
@@ -107,7 +117,7 @@ final class RunState {
     for (JsonNode point : event.path("losses")) {
       losses.add(point.path(0).asDouble(), value(point.path(1)));
     }
-    loss = event.path("losses").isEmpty() ? Json.number(event, "loss") : losses.lastValue();
+    loss = Json.number(event, "loss");
   }
 
   private void rank(int rank, double time, JsonNode event) {
@@ -145,17 +155,16 @@ final class RunState {
         }
       }
     }
-    if (!Double.isFinite(loss)) {
-      loss = Json.number(row, "loss");
-    }
+    loss = Json.number(row, "loss");
+    valLoss = Json.number(row, "val_loss");
   }
 
   /** A function with a loop of its own tells no steps: its values are counted instead. */
-  private void log(int rank, JsonNode event) {
+  private void log(String prefix, int rank, JsonNode event) {
     begin();
     long told = Json.whole(event, "step", progress.step);
     event.path("values").properties().forEach(field -> {
-      String name = Json.cut(field.getKey(), Limits.TEXT) + (rank > 0 ? " [" + rank + "]" : "");
+      String name = prefix + Json.cut(field.getKey(), Limits.TEXT) + (rank > 0 ? " [" + rank + "]" : "");
       if (logged.size() < Limits.LOGGED_NAMES || logged.containsKey(name)) {
         Series series = logged.computeIfAbsent(name, key -> new Series(Limits.POINTS));
         series.add(told > 0 ? told : series.added() + 1, value(field.getValue()));
@@ -233,6 +242,7 @@ final class RunState {
     node.put("state", state);
     node.put("strategy", settings.path("strategy").textValue());
     node.put("backend", settings.path("backend").textValue());
+    node.put("topology", settings.path("topology").textValue());
     node.put("workers", workers);
     node.put("epoch", progress.epoch);
     node.put("epochs", progress.epochs);
@@ -241,7 +251,8 @@ final class RunState {
     put.accept("progress", progress.fraction);
     put.accept("secondsLeft", progress.secondsLeft);
     put.accept("loss", loss);
-    put.accept("rowsPerSecond", progress.rowsPerSecond.lastValue());
+    put.accept("valLoss", valLoss);
+    put.accept("rowsPerSecond", isOpen() ? progress.rowsPerSecond.lastValue() : progress.meanRate());
     put.accept("started", started);
     put.accept("ended", ended);
     put.accept("seconds", isOpen() ? lastTime - started : seconds);
@@ -265,6 +276,7 @@ final class RunState {
     ArrayNode rows = series.putArray("epochs");
     epochRows.values().forEach(rows::add);
     node.set("ranks", ranks.toJson());
+    node.set("reports", reports.toJson());
     incidents.writeTo(node);
     node.set("plan", plan);
     return node;

@@ -14,7 +14,7 @@ import scala.xml.Node;
 /** {@code /training/}: the list of runs. */
 final class RunsPage extends WebUIPage {
   private static final String[] HEADS = {
-    "Run", "State", "Strategy", "Workers", "Epoch", "Progress", "Time left", "Loss", "Rows/s", "Started", "Duration"
+    "Run", "State", "Strategy", "Backend", "Topology", "Workers", "Epoch", "Progress", "Time left", "Loss", "Samples/s", "Started", "Duration"
   };
 
   private final TrainingTab tab;
@@ -48,6 +48,8 @@ final class RunsPage extends WebUIPage {
       name,
       Html.text(run.get("state")),
       Html.text(run.get("strategy")),
+      Html.text(run.get("backend")),
+      Html.text(run.get("topology")),
       Html.text(run.get("workers")),
       Html.text(run.get("epoch")) + " / " + Html.text(run.get("epochs")),
       run.path("progress").isNumber() ? Math.round(progress * 100) + "%" : "",

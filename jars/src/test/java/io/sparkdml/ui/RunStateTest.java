@@ -147,6 +147,55 @@ public class RunStateTest {
   }
 
   @Test
+  public void theBackendAndTheTopologyInUseAreShown() {
+    tell(Told.start("r", 0));
+    assertEquals("torch", run.summary().get("backend").asText());
+    assertTrue(run.summary().get("topology").isNull());
+    tell(
+        "'kind':'submission','run':'r','number':1,'workers':2,'from_step':0,'backend':'horovod'",
+        "'kind':'topology','run':'r','rank':0,'asked':'auto','used':'shared-memory'");
+    assertEquals("horovod", run.summary().get("backend").asText());
+    assertEquals("shared-memory", run.summary().get("topology").asText());
+    tell("'kind':'submission','run':'r','number':2,'workers':2,'from_step':0,'backend':null");
+    assertTrue("servers need no backend", run.summary().get("backend").isNull());
+  }
+
+  @Test
+  public void notesAndEvaluationsAndTheNewestReportOfEachServerAreKept() {
+    tell(
+        Told.start("r", 0),
+        "'kind':'note','run':'r','rank':0,'time':3,'text':'learning rate 0.01'",
+        "'kind':'evaluation','run':'r','rank':4,'step':7,'epoch':1,'clock':7,'seconds':0.1,'values':{'val_loss':0.5}",
+        "'kind':'server','run':'r','rank':2,'time':3,'seat':0,'pushes':3,'dropped':{'late':1}",
+        "'kind':'server','run':'r','rank':2,'time':4,'seat':0,'pushes':9,'dropped':{'late':2,'torn':1}",
+        "'kind':'server','run':'r','rank':3,'time':4,'seat':1,'pushes':8,'dropped':{}");
+    JsonNode detail = run.detail();
+    assertEquals("learning rate 0.01", detail.at("/notes/0/text").asText());
+    assertEquals("[[7,0.5]]", detail.at("/series/logged").get("evaluator/val_loss").toString());
+    assertEquals(2, detail.at("/reports/server").size());
+    assertEquals(
+        "{\"rank\":2,\"seat\":0,\"pushes\":9,\"dropped\":\"late: 2, torn: 1\"}",
+        detail.at("/reports/server/0").toString());
+  }
+
+  @Test
+  public void theLossIsTheEpochsMeanAndTheRateOfAnEndedRunIsItsMean() {
+    tell(Told.start("r", 0), Told.steps("r", 10, 1, 1, 0.9, 10));
+    tell(
+        "'kind':'steps','run':'r','time':20,'rank':0,'epoch':1,'step':5,'losses':[[5,0.1]],'rows':50,'of':100,'loss':0.6");
+    assertEquals(0.6, run.summary().get("loss").asDouble(), 0);
+    tell(
+        "'kind':'steps','run':'r','time':22,'rank':0,'epoch':1,'step':9,'losses':[[9,0.1]],'rows':90,'of':100,'loss':0.5",
+        "'kind':'epoch','run':'r','time':22.1,'row':{'epoch':1,'loss':0.4,'val_loss':0.7,'rows':100}");
+    assertEquals(20, run.summary().get("rowsPerSecond").asDouble(), 1e-9);
+    tell(Told.end("r", 23, "finished"));
+    JsonNode ended = run.summary();
+    assertEquals(90 / 12.1, ended.get("rowsPerSecond").asDouble(), 1e-6);
+    assertEquals(0.4, ended.get("loss").asDouble(), 0);
+    assertEquals(0.7, ended.get("valLoss").asDouble(), 0);
+  }
+
+  @Test
   public void nonsenseIsNoFailure() {
     tell(
         "'kind':'steps','run':'r','losses':[[1,null],['x'],{}],'step':'seven','rows':'many'",
