@@ -213,11 +213,10 @@ def params_table(cls: type) -> Iterator[str]:
     if not params:
         return
     parameters = inspect.signature(cls).parameters
-    defaults = getattr(cls, "DEFAULTS", {})
     yield "| Param | default | |"
     yield "|---|---|---|"
     for param in params:
-        default: object = defaults.get(param.name)
+        default: object = None if param.make_default is None else param.make_default()
         if default is None and param.name in parameters:
             default = parameters[param.name].default
         text = "" if default is None or default is inspect.Parameter.empty else show_value(default)

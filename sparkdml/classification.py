@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from sparkdml.inference.outputs import SINGLE, Encoder, Output
 from sparkdml.inference.probe import find_largest_label, try_one_row
 from sparkdml.inference.scores import Link, Scores, find_link
 from sparkdml.model import TorchModel
-from sparkdml.params import ClassificationParams, PredictionParams, TrainingParams
+from sparkdml.params import ClassificationParams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,11 +26,6 @@ class TorchClassificationModel(TorchModel, ClassificationParams):
     the exponential for NLLLoss, the sigmoid where the model has one output (the second of two
     classes). With `thresholds` the class with the largest probability/threshold is predicted.
     """
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {
-        **PredictionParams.DEFAULTS,
-        **ClassificationParams.DEFAULTS,
-    }
 
     @property
     def numClasses(self) -> int:
@@ -68,11 +63,6 @@ class TorchClassifier(TorchEstimator, ClassificationParams):
     """
 
     _model_class = TorchClassificationModel
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {
-        **TrainingParams.DEFAULTS,
-        **ClassificationParams.DEFAULTS,
-    }
 
     def __init__(
         self,

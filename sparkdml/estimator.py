@@ -41,7 +41,6 @@ from sparkdml.persistence import EstimatorPersistence
 from sparkdml.runtime.api import find_resources
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.session import find_session
-from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.flat import check_parameters
@@ -49,6 +48,7 @@ from sparkdml.training.modules import floating_type
 from sparkdml.training.optimizers import NoOptimizer
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module
 from sparkdml.training.training import Schedule
+from sparkdml.training.weights import describe_state
 from sparkdml.warm_start import starting_state
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         verbose: int = 1,
     ) -> None:
         super().__init__()
-        self._setDefault(**self.DEFAULTS, strategy=AllReduce())
+        self._set_defaults()
         self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> TorchModel:
@@ -182,8 +182,9 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
     def _prepare(self, dataset: DataFrame) -> Fit:
         """Everything that can be found out, or found wrong, before any job."""
         spark = find_session(dataset)
-        module = self._build_module()
         strategy: Strategy = self.value("strategy")
+        self._check_strategy(strategy)
+        module = self._build_module()
         job = TrainingJob(
             replace(self._plan_task(), warm_start=starting_state(self.value("warmStart"), module)),
             self._plan_schedule(),
@@ -198,11 +199,12 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
             strategy=strategy,
             validates=job.schedule.validates,
         )
+        feed = self._plan_feed(dataset, module)
         fit = Fit(
             spark=spark,
             dataset=dataset,
             module=module,
-            feed=self._plan_feed(dataset, module),
+            feed=feed,
             job=job,
             options=Options(
                 num_workers=self.value("numWorkers"),
@@ -221,8 +223,9 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
                 keeps_on_interrupt=self.value("onInterrupt") == "stop-and-keep",
                 name=f"sparkdml: fit {type(module).__name__}",
             ),
+            fingerprint=self._describe_run(module, job.task, feed),
         )
-        fit.check(self.value("checkpoint"))
+        fit.check()
         return fit
 
     def _build_module(self) -> nn.Module:
@@ -232,18 +235,27 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         for name in needed:
             if not self.isDefined(name):
                 raise ParameterError(name, None, "given", f"Pass {name}= to TorchEstimator.")
-        if strategy.has_own_optimizer and self.isDefined("optimizer"):
-            raise ParameterError(
-                "optimizer",
-                self.value("optimizer"),
-                f"left out with {type(strategy).__name__}, which makes its own steps",
-            )
         # CrossValidator may fit on several threads, and torch's random state is everybody's.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.value("seed"))
             module = build_module(self.value("model"))
         check_parameters(module, [p for p in module.parameters() if p.requires_grad])
         return module
+
+    def _describe_run(self, module: nn.Module, task: TaskPlan, feed: FeedPlan) -> dict[str, str]:
+        """The fingerprint; of Params that leave something open, with what was made of them."""
+        weights = task.warm_start
+        return self._fingerprint(
+            {
+                "model": module,
+                "optimizer": task.optimizer,
+                "featuresCol": task.features,
+                "labelCol": task.label,
+                "compile": task.compile or None,
+                "warmStart": None if weights is None else describe_state(weights),
+                "inputCols": tuple(column.name for column in feed.inputs) or None,
+            }
+        )
 
     def _plan_feed(self, dataset: DataFrame, module: nn.Module) -> FeedPlan:
         return plan_feed(

@@ -62,7 +62,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(**self.DEFAULTS)
+        self._set_defaults()
 
     @classmethod
     def _make(

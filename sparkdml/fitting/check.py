@@ -77,12 +77,6 @@ def check_run(
     check_compile_options(plan.compile)
     if plan.sync_batch_norm:
         check_batch_norms(module)
-        if not strategy.is_synchronous:
-            raise ParameterError(
-                "syncBatchNorm",
-                True,
-                f"False with {type(strategy).__name__}, whose workers don't step together",
-            )
     if sum(isinstance(callback, LearningRateSchedule) for callback in callbacks) > 1:
         raise ParameterError(
             "callbacks",

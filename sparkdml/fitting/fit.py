@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
-from sparkdml.checkpoint.fingerprint import describe, describe_data
+from sparkdml.checkpoint.fingerprint import describe_data
 from sparkdml.checkpoint.manifest import Manifest
 from sparkdml.comm.backends import resolve_backend
 from sparkdml.errors import DataError, ParameterError
@@ -33,7 +33,7 @@ from sparkdml.runtime.worker.context import Context
 from sparkdml.training.contribution import add_all, encode_average, history_of
 from sparkdml.training.epoch_row import NO_VALIDATION_ROWS
 from sparkdml.training.task import Task, TaskPlan
-from sparkdml.training.weights import describe_state, load_weights
+from sparkdml.training.weights import load_weights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,11 +49,10 @@ class Fit:
     feed: FeedPlan
     job: TrainingJob
     options: Options
+    fingerprint: dict[str, str]  # what the states of this run depend on
 
-    def check(self, checkpoints: Checkpoints | None) -> None:
-        """A ParameterError for what the strategy can't do with these rows, or in such a run."""
-        if not self.job.strategy.communicates:
-            check_alone(self, checkpoints)
+    def check(self) -> None:
+        """Raise a ParameterError for what the strategy can't do with these rows or workers."""
         if self.options.num_workers is not None:  # else `launch` asks Spark for it
             self._roles(self.options.num_workers)
 
@@ -95,7 +94,7 @@ class Fit:
             "batch_size": schedule.batch_size,
             "global_batch": workers and workers * schedule.batch_size * schedule.accumulate,
             "seed": self.options.seed,
-            "plan": self.describe(),
+            "plan": self.fingerprint,
         }
 
     def replay(
@@ -117,7 +116,7 @@ class Fit:
         return open_run(
             checkpoints,
             self.spark,
-            plan=self.describe(),
+            plan=self.fingerprint,
             data=data,
             on_event=on_event,
             replay_from=replay_from,
@@ -146,48 +145,6 @@ class Fit:
             )
         )
 
-    def describe(self) -> dict[str, str]:
-        """What the states of this run depend on."""
-        task, schedule = self.job.task, self.job.schedule
-        return {
-            "model": describe(self.module),
-            "loss": describe(task.loss, weights=True),
-            "optimizer": describe(task.optimizer),
-            **self._describe_options(),
-            "metrics": describe(task.metrics),
-            "callbacks": describe(self.job.callbacks),
-            "strategy": describe(self.job.strategy),
-            "featuresCol": describe(task.features),
-            "labelCol": describe(task.label),
-            "validation": describe(self.feed.validation),
-            "batchSize": describe(schedule.batch_size),
-            "gradientAccumulation": describe(schedule.accumulate),
-            "clipNorm": describe(task.clip_norm),
-            "shuffle": describe(schedule.shuffle),
-            "seed": describe(self.options.seed),
-        }
-
-    def _describe_options(self) -> dict[str, str]:
-        """Only those that are used, so that runs which know nothing of them stay what they are."""
-        task = self.job.task
-        options = {
-            "step": task.step,
-            "parameterGroups": task.parameter_groups,
-            "weightCol": task.weight,
-            "precision": None if task.precision == "float32" else task.precision,
-            "compile": task.compile or None,
-            "syncBatchNorm": task.sync_batch_norm or None,
-            "warmStart": None if task.warm_start is None else describe_state(task.warm_start),
-            "inputCols": tuple(column.name for column in self.feed.inputs) or None,
-            "preprocess": self.feed.preprocess,
-            "collate": self.feed.collate,
-            "augment": self.feed.augment,
-            "samplingCol": self.feed.sampling,
-            "stratifyCol": self.feed.stratify,
-            "dropLast": self.feed.drop_last or None,
-        }
-        return {name: describe(value) for name, value in options.items() if value is not None}
-
 
 def collect(returned: list[Any]) -> Fitted:
     """From what every rank returned."""
@@ -209,23 +166,6 @@ def read_result(state: Mapping[str, Any]) -> Fitted:
         ),
         progress["output_shape"],
     )
-
-
-def check_alone(fit: Fit, checkpoints: Checkpoints | None) -> None:
-    """What takes workers that speak to each other is refused."""
-    refused = [
-        ("checkpoint", checkpoints),
-        ("samplingCol", fit.feed.sampling),
-        ("dropLast", fit.feed.drop_last or None),
-        ("onInterrupt", "stop-and-keep" if fit.options.keeps_on_interrupt else None),
-    ]
-    for name, value in refused:
-        if value is not None:
-            raise ParameterError(
-                name,
-                value,
-                f"left out with {type(fit.job.strategy).__name__}, whose workers train alone",
-            )
 
 
 def train_alone(fit: Fit, on_event: OnEvent) -> Fitted:

@@ -1,8 +1,6 @@
-"""The Spark ML Params of estimators and models: one place for names, docs, checks, defaults."""
+"""The Spark ML Params of estimators and models, each defined in one place: see `params.param`."""
 
 from __future__ import annotations
-
-from typing import Any, ClassVar
 
 from sparkdml.params.data import DataParams
 from sparkdml.params.objective import ObjectiveParams
@@ -14,14 +12,6 @@ __all__ = ["ClassificationParams", "PredictionParams", "TrainingParams"]
 
 class TrainingParams(PredictionParams, ObjectiveParams, DataParams, RunParams, WatchParams):
     """All that an estimator has."""
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {
-        **PredictionParams.DEFAULTS,
-        **ObjectiveParams.DEFAULTS,
-        **DataParams.DEFAULTS,
-        **RunParams.DEFAULTS,
-        **WatchParams.DEFAULTS,
-    }
 
     def label_column(self) -> str | None:
         """The targets' column; an objective of one's own may need none."""

@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
+from sparkdml.params.converters import flag, function, text
 from sparkdml.params.objects import to_validation
-from sparkdml.params.param import AccessibleParams, flag, function, param, text
+from sparkdml.params.param import BY_LONE_WORKERS, AccessibleParams, Fingerprint, param
 
 
 class DataParams(AccessibleParams):
     """Which rows, how often, and what is done to a batch only in training."""
 
     validation = param(
-        "validation", "fraction of rows to hold out, or a boolean column", to_validation
+        "validation",
+        "fraction of rows to hold out, or a boolean column",
+        to_validation,
+        fingerprint=Fingerprint.ALWAYS,
     )
     stratifyCol = param(
         "stratifyCol",
         "column within each of whose values the fraction of validation is held out",
         text("stratifyCol"),
+        fingerprint=Fingerprint.WHEN_USED,
     )
     samplingCol = param(
         "samplingCol",
         "column of weights: how often a row is drawn in an epoch, in proportion",
         text("samplingCol"),
+        fingerprint=Fingerprint.WHEN_USED,
+        refused=BY_LONE_WORKERS,
     )
-    shuffle = param("shuffle", "shuffle anew each epoch", flag("shuffle"))
+    shuffle = param(
+        "shuffle",
+        "shuffle anew each epoch",
+        flag("shuffle"),
+        default=True,
+        fingerprint=Fingerprint.ALWAYS,
+    )
     dropLast = param(
-        "dropLast", "leave out a worker's last batch of an epoch if it is short", flag("dropLast")
+        "dropLast",
+        "leave out a worker's last batch of an epoch if it is short",
+        flag("dropLast"),
+        default=False,
+        fingerprint=Fingerprint.WHEN_USED,
+        refused=BY_LONE_WORKERS,
     )
     augment = param(
         "augment",
         "function (tensors by name) -> tensors by name, for each batch that is trained on",
         function("augment", "a function of tensors by name that returns tensors by name"),
+        fingerprint=Fingerprint.WHEN_USED,
+        is_object=True,
     )
     checkFinite = param(
         "checkFinite",
         "look for NaN and infinities in the fed columns before the first step",
         flag("checkFinite"),
+        default=False,
+        fingerprint=Fingerprint.NEVER,
     )
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {
-        "shuffle": True,
-        "dropLast": False,
-        "checkFinite": False,
-    }

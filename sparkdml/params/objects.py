@@ -10,7 +10,7 @@ from torch import nn
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import ParameterError
-from sparkdml.params.param import function
+from sparkdml.params.converters import function
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 from sparkdml.observe.trackers import check_tracker
+from sparkdml.params.converters import flag, number, one_of, path, whole
 from sparkdml.params.objects import to_checkpoints
-from sparkdml.params.param import AccessibleParams, flag, number, one_of, param, path, whole
+from sparkdml.params.param import BY_LONE_WORKERS, AccessibleParams, Fingerprint, param
 
 _SECONDS = "a number of seconds above 0"
 
@@ -15,80 +14,111 @@ class RunParams(AccessibleParams):
     """Workers, failures, interruptions."""
 
     numWorkers = param(
-        "numWorkers", "barrier tasks; unset: as many as there are slots", whole("numWorkers", 1)
+        "numWorkers",
+        "barrier tasks; unset: as many as there are slots",
+        whole("numWorkers", 1),
+        fingerprint=Fingerprint.NEVER,
     )
     cpusPerWorker = param(
-        "cpusPerWorker", "torch threads a worker; unset: spark.task.cpus", whole("cpusPerWorker", 1)
+        "cpusPerWorker",
+        "torch threads a worker; unset: spark.task.cpus",
+        whole("cpusPerWorker", 1),
+        fingerprint=Fingerprint.NEVER,
     )
-    gpusPerWorker = param("gpusPerWorker", "GPUs a worker, 0 or 1", one_of("gpusPerWorker", 0, 1))
+    gpusPerWorker = param(
+        "gpusPerWorker",
+        "GPUs a worker, 0 or 1",
+        one_of("gpusPerWorker", 0, 1),
+        default=0,
+        fingerprint=Fingerprint.NEVER,
+    )
     slotTimeout = param(
         "slotTimeout",
         "seconds to wait for executors that are still registering",
         number("slotTimeout", "0 or more seconds", lambda value: value >= 0),
+        default=60.0,
+        fingerprint=Fingerprint.NEVER,
     )
     heartbeatTimeout = param(
         "heartbeatTimeout",
         "silent seconds after which a worker is given up",
         number("heartbeatTimeout", _SECONDS, lambda value: value > 0),
+        default=8.0,
+        fingerprint=Fingerprint.NEVER,
     )
     checkpoint = param(
-        "checkpoint", "a dml.Checkpoints, or its path: where the run is saved", to_checkpoints
+        "checkpoint",
+        "a dml.Checkpoints, or its path: where the run is saved",
+        to_checkpoints,
+        fingerprint=Fingerprint.NEVER,
+        refused=BY_LONE_WORKERS,
+        is_object=True,
     )
     maxRestarts = param(
         "maxRestarts",
         "with checkpoint=: failures that are let pass without a new checkpoint in between",
         whole("maxRestarts", 0),
+        default=3,
+        fingerprint=Fingerprint.NEVER,
     )
     minWorkers = param(
-        "minWorkers", "workers to go on with after a failure, at least", whole("minWorkers", 1)
+        "minWorkers",
+        "workers to go on with after a failure, at least",
+        whole("minWorkers", 1),
+        default=1,
+        fingerprint=Fingerprint.NEVER,
     )
     replacementSeconds = param(
         "replacementSeconds",
         "seconds to wait for an executor in place of a lost one, before going on with fewer",
         number("replacementSeconds", "0 or more seconds", lambda value: value >= 0),
+        default=60.0,
+        fingerprint=Fingerprint.NEVER,
     )
     onInterrupt = param(
         "onInterrupt",
         "on Ctrl-C: 'raise', or 'stop-and-keep': end after this step and return the model so far",
         one_of("onInterrupt", "raise", "stop-and-keep"),
+        default="raise",
+        fingerprint=Fingerprint.NEVER,
+        refused=BY_LONE_WORKERS,
     )
     dryRun = param(
         "dryRun",
         "first take a few rows through model and loss at the driver, where mistakes show at once",
         flag("dryRun"),
+        default=False,
+        fingerprint=Fingerprint.NEVER,
     )
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {
-        "gpusPerWorker": 0,
-        "slotTimeout": 60.0,
-        "heartbeatTimeout": 8.0,
-        "maxRestarts": 3,
-        "minWorkers": 1,
-        "replacementSeconds": 60.0,
-        "onInterrupt": "raise",
-        "dryRun": False,
-    }
 
 
 class WatchParams(AccessibleParams):
     """What is seen of a run."""
 
     timeline = param(
-        "timeline", "file at the driver for a Chrome/Perfetto trace of all ranks", path("timeline")
+        "timeline",
+        "file at the driver for a Chrome/Perfetto trace of all ranks",
+        path("timeline"),
+        fingerprint=Fingerprint.NEVER,
     )
     logs = param(
         "logs",
         "'driver': what workers print and log is shown at the driver, with rank and host",
         one_of("logs", "driver"),
+        fingerprint=Fingerprint.NEVER,
     )
     tracker = param(
         "tracker",
         "where numbers are logged: dml.MLflow(…), dml.TensorBoard(…), or anything with "
         "log(step, metrics) and close()",
         check_tracker,
+        fingerprint=Fingerprint.NEVER,
+        is_object=True,
     )
     verbose = param(
-        "verbose", "0: silent, 1: a line of progress, 2: details", one_of("verbose", 0, 1, 2)
+        "verbose",
+        "0: silent, 1: a line of progress, 2: details",
+        one_of("verbose", 0, 1, 2),
+        default=1,
+        fingerprint=Fingerprint.NEVER,
     )
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {"verbose": 1}

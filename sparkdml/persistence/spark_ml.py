@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import safetensors
 import torch
-from pyspark.ml.param import Params
+from pyspark.ml.param import Param, Params
 from pyspark.ml.util import (
     DefaultParamsReader,
     MLReadable,
@@ -34,6 +34,7 @@ from sparkdml.feed.columns.schema import recorded_column
 from sparkdml.history import History
 from sparkdml.inference.outputs import Output
 from sparkdml.inference.structure import check_state
+from sparkdml.params.param import DefinedParam
 from sparkdml.persistence.folder import AnyFolder, open_folder
 from sparkdml.persistence.objects import WEIGHTS_FILE, Decoder, Encoder, measure
 from sparkdml.training.modules import build_module
@@ -41,12 +42,6 @@ from sparkdml.training.modules import build_module
 FORMAT = 1
 _MANIFEST = "objects.json"
 _HISTORY = "history.json"
-_OBJECT_PARAMS = (
-    *("model", "loss", "step", "optimizer", "parameterGroups", "metrics", "callbacks", "strategy"),
-    *("preprocess", "augment", "collate", "predict", "warmStart", "compile"),
-    *("checkpoint", "tracker"),
-)
-
 Stage = TypeVar("Stage", bound=MLReadable[Any])
 
 
@@ -227,18 +222,22 @@ def _as_saved(value: Any) -> Any:
     return value
 
 
+def _is_object(param: Param[Any]) -> bool:
+    return isinstance(param, DefinedParam) and param.is_object
+
+
 def _encode_params(encoder: Encoder, values: dict[Any, Any], prefix: str) -> dict[str, Any]:
     return {
         param.name: encoder.encode(f"{prefix}{param.name}", _as_saved(value))
         for param, value in values.items()
-        if param.name in _OBJECT_PARAMS
+        if _is_object(param)
     }
 
 
 def _without_objects(stage: Any) -> Params:
     plain: Any = stage.copy()
     for values in (plain._paramMap, plain._defaultParamMap):
-        for param in [param for param in values if param.name in _OBJECT_PARAMS]:
+        for param in [param for param in values if _is_object(param)]:
             del values[param]
     result: Params = plain
     return result
