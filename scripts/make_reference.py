@@ -94,6 +94,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Work",
         "Entry",
         "State",
+        "Training",
     ),
     "Saving": ("allow_pickle",),
     "Errors": ("Error", "Lost", "NonFiniteLoss", "NotEnoughSlots"),
@@ -115,6 +116,7 @@ GIVEN = {
     "FlatParams",
     "Communicator",
     "Work",
+    "Training",
 }
 # Called by the package only.
 OURS = {"close_feed", "close", "event", "flush_events", "label_column", "feature_columns"}

@@ -11,6 +11,7 @@ from sparkdml.comm.base import Communicator, Work
 from sparkdml.compression.base import Compression, Reducer, Unfinished, begin_stats
 from sparkdml.compression.error_feedback import ResidualReducer
 from sparkdml.training.flat import Bucket, FlatParams
+from sparkdml.training.training import Training
 
 __all__ = [
     "Bucket",
@@ -21,6 +22,7 @@ __all__ = [
     "Reducer",
     "ResidualReducer",
     "State",
+    "Training",
     "Unfinished",
     "Work",
     "begin_stats",

@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import sparkdml as dml
 from sparkdml.testing.compression_contract import CompressionCase, CompressionContract
+from sparkdml.testing.digits import cut, digits, digits_plan
+from sparkdml.testing.faults import FailsAt, Injected
+from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.strategy_contract import Case, StrategyContract
+from sparkdml.testing.threads import train_on_threads
+from sparkdml.training.training import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loading import load_example
@@ -19,7 +26,64 @@ from loading import load_example
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+callback = load_example("extending/callback.py")
 compression = load_example("extending/compression.py")
+
+
+# -- a callback ----------------------------------------------------------------------------------
+
+
+def train_with_noise_scale(
+    checkpoints: MemoryCheckpoints | None = None, fails_at: int = 0
+) -> list[list[float]]:
+    """The column that it adds, on each rank."""
+    trainings = train_on_threads(
+        dml.AllReduce,
+        digits_plan(lr=0.1),
+        Schedule(3, 8),
+        cut(digits(160), [80, 80]),
+        callbacks=lambda: [callback.NoiseScale(), FailsAt(1, fails_at)],
+        checkpoints=checkpoints,
+    )
+    return [[row["noise_scale"] for row in training.history] for training in trainings]
+
+
+def test_noise_scale_is_the_same_on_every_rank() -> None:
+    one, other = train_with_noise_scale()
+    assert one == other
+    assert all(noise > 0 for noise in one)
+
+
+def test_noise_scale_resumes_exactly() -> None:
+    expected, kept = train_with_noise_scale(), MemoryCheckpoints(every=2)
+    with pytest.raises(Injected):
+        train_with_noise_scale(kept, fails_at=15)
+    assert train_with_noise_scale(kept) == expected
+
+
+def test_noise_scale_is_that_of_known_gradients() -> None:
+    """Each row's gradient has the mean 1 and the variance 9 in each of 1,000 numbers."""
+    ours, rows, generator = callback.NoiseScale(keep=0.99), 10, torch.Generator().manual_seed(0)
+    training = SimpleNamespace(
+        task=SimpleNamespace(params=SimpleNamespace(), totals=lambda: SimpleNamespace(rows=rows))
+    )
+    for _ in range(300):
+        noise = 3 * torch.randn(1000, generator=generator) / rows**0.5
+        training.task.params.grads = 1 + noise
+        ours.on_gradient(training)
+    row: dict[str, float] = {}
+    ours.on_epoch_end(training, row)
+    assert row["noise_scale"] == pytest.approx(9, rel=0.1)
+
+
+@pytest.mark.spark
+def test_a_callback_of_ones_own_on_spark(spark: SparkSession) -> None:
+    history = callback.train(callback.read_digits(spark).limit(320), epochs=2).history
+    assert len(history) == 2
+    assert all(noise > 0 for noise in history.noise_scale)
+
+
+# -- a compressor --------------------------------------------------------------------------------
 
 
 @pytest.fixture
