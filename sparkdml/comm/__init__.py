@@ -1,1 +1,1 @@
-"""How ranks talk to each other: one small interface, one file for each implementation."""
+"""Communication among ranks: one small interface, and one file or folder per implementation."""

@@ -1,9 +1,9 @@
-"""How a failure that one rank has noticed reaches those that wait in silence.
+"""Propagates a failure that one rank has noticed to ranks that are blocked in a collective.
 
-When a process dies, gloo tells the ranks that were just reading from it. Others may wait, in a ring
-of three or more, for a neighbour that has given up, until a time-out of minutes. So whoever
-notices a failure writes it into the driver's store, and whoever waits looks there now and then.
-The driver may write there too: it knows of workers that hang.
+When a process dies, gloo raises in the ranks that were reading from it. In a ring of three or more,
+the others would wait for a neighbour that has already failed, until a time-out of minutes. So the
+rank that notices a failure writes it to the driver's TCPStore, and waiting ranks poll that key. The
+driver writes there too when a worker hangs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _KEY = "sparkdml/alarm"
 
 
 class Alarm:
-    """One for a whole run: `store` is the driver's, without a prefix."""
+    """The alarm of a run; `store` is the driver's, without a prefix."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def sound(self, reason: str) -> None:
-        """Tell everybody; the first reason is kept. Never raises: there is an error already."""
+        """Notify all ranks; the first reason is kept. Never raises, as it is called on an error."""
         try:
             self._store.compare_set(_KEY, "", reason)
         except RuntimeError:
-            return  # The store went with the driver, so nobody is left to be told.
+            return  # The store closed with the driver, so no rank is left to notify.
 
     def check(self) -> None:
-        """Raise CommunicationError if somebody has sounded the alarm."""
+        """Raise CommunicationError if a rank or the driver has sounded the alarm."""
         try:
             if not self._store.check([_KEY]):
                 return

@@ -1,4 +1,4 @@
-"""Checks of what callers hand to a communicator, the same for every backend."""
+"""Checks of the arguments of collectives, the same for every backend."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def check_reduction(tensor: Tensor, op: str) -> None:
     if dtype.is_floating_point:
         return
     if dtype == torch.bool:
-        raise ParameterError("tensor.dtype", dtype, "a number type", "Use uint8 with min or max.")
+        raise ParameterError("tensor.dtype", dtype, "a numeric dtype", "Use uint8 with min or max.")
     if dtype.is_complex:
         raise ParameterError("tensor.dtype", dtype, "real", "Reduce torch.view_as_real(tensor).")
     if dtype in (torch.uint32, torch.uint64):
-        raise ParameterError("tensor.dtype", dtype, "a signed or a small integer", "Use int64.")
+        raise ParameterError("tensor.dtype", dtype, "a signed or small integer dtype", "Use int64.")
     if op == "mean":
         raise ParameterError(
-            "tensor.dtype", dtype, "floating point where op is 'mean'", "Convert it, or use 'sum'."
+            "tensor.dtype", dtype, "floating point for op='mean'", "Convert it, or use op='sum'."
         )
 
 
 def check_scatterable(tensor: Tensor) -> None:
     if tensor.dim() == 0:
         raise ParameterError(
-            "tensor", "a tensor without dimensions", "a tensor with a first dimension to cut"
+            "tensor", "a tensor without dimensions", "a tensor with at least one dimension"
         )
 
 
@@ -64,7 +64,7 @@ def check_one_dtype(tensors: Sequence[Tensor]) -> None:
 
 
 def check_scattered(tensors: Sequence[Tensor] | None, rank: int, size: int, root: int) -> None:
-    """The root gives one tensor for each rank, the others None."""
+    """Check that the root passes one tensor per rank, and the other ranks None."""
     check_rank("root", root, size)
     if rank != root:
         if tensors is not None:

@@ -1,4 +1,4 @@
-"""From a backend's name to an open communicator."""
+"""Backends by name: checks if one is available, and opens its communicator in a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INSTALL_HOROVOD = "Run `sparkdml install-horovod`, or choose backend='torch'."
 
 
 def why_no_horovod() -> str | None:
-    """None if Horovod is installed and built for torch, else the reason; imports nothing."""
+    """Return None if Horovod is installed and built for torch, else the reason; imports nothing."""
     spec = find_spec("horovod")
     if spec is None or not spec.submodule_search_locations:
         return "the package horovod is not installed"
@@ -31,9 +31,9 @@ def horovod_available() -> bool:
 
 
 def resolve_backend(name: str, size: int | None = None) -> str:
-    """What a name stands for on this machine; the driver asks once, for all workers.
+    """Resolve a backend's name in the driver, once for all workers.
 
-    `auto` is `single` for one worker, else Horovod where it is installed, else torch.
+    `auto` is `single` for one worker, else Horovod if it is installed, else torch.
     """
     if name not in BACKENDS:
         raise ParameterError("backend", name, f"one of {', '.join(BACKENDS)}")
@@ -59,9 +59,9 @@ def resolve_backend(name: str, size: int | None = None) -> str:
 
 def open_communicator(backend: str, world: World) -> Communicator:
     """Open this rank's communicator; every rank of the world calls it with the same backend."""
-    # What MPI needs at the driver, workers need not have.
+    # The driver's requirements for MPI are not checked here: workers need not have them.
     resolved = backend if backend == "mpi" else resolve_backend(backend, world.size)
-    # Each is imported only where it is used: Horovod may not be there, and torch takes its time.
+    # Each backend is imported only when used: Horovod may be missing, and torch imports slowly.
     if resolved == "horovod":
         from sparkdml.comm.horovod import HorovodCommunicator
 

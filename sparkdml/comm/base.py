@@ -1,12 +1,9 @@
-"""The communicator's interface and its value types.
+"""The communicator's interface, its value types, and reduction in rank order.
 
 Conventions: a trailing underscore means that the tensor is changed in place. Every rank of a
 communicator calls the same collectives in the same order. Reductions add in an order that does not
-depend on timing, so two runs give the same bits.
-
-Reducing tensors that are all at hand: in rank order, so that two runs give the same bits.
-
-Who belongs together after a split.
+depend on timing, so two runs give the same bits. A communicator lives in a worker and is used from
+one thread, unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -25,21 +22,21 @@ from sparkdml.comm.traffic import Traffic
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
-NATIVE = "native"  # the topology of a backend that reduces in its own way
+NATIVE = "native"  # the topology of a backend's own reduction
 
 
 @dataclass(frozen=True)
 class World:
-    """Where one rank stands, and all that a backend needs to find the other ranks."""
+    """One rank's position among all ranks, and what a backend needs to find the others."""
 
     rank: int
     size: int
     hosts: tuple[str, ...]  # the host of every rank, in rank order
     device: str = "cpu"  # "cpu" or "cuda:N"
-    rendezvous_host: str = "127.0.0.1"  # where the driver's stores listen
+    rendezvous_host: str = "127.0.0.1"  # the address on which the driver's stores listen
     store_port: int = 0  # torch's TCPStore
-    kv_port: int = 0  # the key-value store that Horovod's C++ client speaks to
-    interface: str | None = None  # the network interface to bind to, where it is known
+    kv_port: int = 0  # the key-value store that Horovod's C++ client uses
+    interface: str | None = None  # the network interface to bind to, if known
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
@@ -57,7 +54,7 @@ class World:
 
     @property
     def cross_ranks(self) -> tuple[int, ...]:
-        """The ranks that have this rank's local rank on their own host, in order of host."""
+        """The ranks with the same local rank on each host, in order of host."""
         seen: dict[str, int] = {}
         peers = []
         for rank, host in enumerate(self.hosts):
@@ -74,11 +71,11 @@ class Work(Protocol):
 
 
 class PointToPoint(Protocol):
-    """Messages between two ranks: an ability of its own, since not every backend has it."""
+    """Messages between two ranks: a separate interface, since not every backend has it."""
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None: ...
     def recv_(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
-        """Fill `tensor` and return the sender's rank; `source=None` receives from anyone."""
+        """Fill `tensor` and return the sender's rank; `source=None` receives from any rank."""
         ...
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work: ...
@@ -98,19 +95,19 @@ class Communicator(ABC):
 
     rank: int
     size: int
-    topology = NATIVE  # how it reduces, for those who watch
+    topology = NATIVE  # how it reduces, for display
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What this rank has sent through it, and through what was split from it."""
+        """What this rank has sent through it and through groups split from it."""
         return Traffic()
 
     def count_into(self, traffic: Traffic) -> None:
-        """Add to these sums from now on."""
+        """Count what is sent from now on into `traffic`."""
         self.traffic = traffic
 
     def carries(self, tensor: Tensor) -> bool:
-        """Whether it would be reduced in its own type, not in a wider one."""
+        """Whether the tensor is reduced in its own dtype, not in a wider one."""
         return True
 
     @abstractmethod
@@ -118,7 +115,7 @@ class Communicator(ABC):
         """Begin to reduce a tensor over all ranks, in place; the result is there after a `wait`."""
 
     def repeated(self, tensor: Tensor, op: ReduceOp = "sum") -> Callable[[], Work]:
-        """`allreduce_async_` of one tensor, to be called again and again: the checks come first."""
+        """Return a function that repeats `allreduce_async_` of one tensor, checked only once."""
         return partial(self.allreduce_async_, tensor, op)
 
     def allreduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
@@ -127,7 +124,7 @@ class Communicator(ABC):
         return tensor
 
     def grouped_allreduce_(self, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> None:
-        """Reduce several tensors at once; all of them are under way before the first is awaited."""
+        """Reduce several tensors; all reductions are started before the first is awaited."""
         for work in [self.allreduce_async_(tensor, op) for tensor in tensors]:
             work.wait()
 
@@ -137,40 +134,40 @@ class Communicator(ABC):
 
     @abstractmethod
     def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
-        """Every rank's tensor, in rank order. The first dimension may differ from rank to rank.
+        """Return every rank's tensor, in rank order. The first dimension may differ between ranks.
 
-        Who knows those first dimensions beforehand gives them as `lengths`, in rank order: then no
-        sizes travel ahead, which saves a round. Either all ranks give them, and the same ones, or
-        none does. Each compares its own tensor with its own length, and raises before anything is
-        sent; that the ranks agree, also on the dtype and the other dimensions, is up to the caller,
-        as not every backend would notice.
+        Pass the first dimensions of all ranks as `lengths`, if known: then no sizes are exchanged
+        ahead, which saves a round trip. Either all ranks pass the same `lengths`, or none does.
+        Each rank checks its own tensor against its own length before sending. The caller must
+        ensure that ranks agree on `lengths`, the dtype and the other dimensions, as not every
+        backend detects a mismatch.
         """
 
     @abstractmethod
     def alltoall(
         self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
     ) -> list[Tensor]:
-        """Send `tensors[r]` to rank r; what comes back is in rank order. Sizes may differ.
+        """Send `tensors[r]` to rank r, and return the received ones in rank order, of any size.
 
-        Who knows the first dimensions of what comes back gives them as `lengths`, as for
-        `allgather`, and so do all ranks, each its own; the other dimensions are then alike.
+        Pass the first dimensions of the received tensors as `lengths`, if known, as for
+        `allgather`; then all ranks do, each its own, and the other dimensions must be equal.
         """
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """This rank's part of the reduced tensor, cut along dim 0 as `torch.tensor_split` cuts."""
+        """Return this rank's part of the reduced tensor, split along dim 0 like `tensor_split`."""
 
     @abstractmethod
     def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
-        """The reduced tensor at `root`; elsewhere the content is undefined afterwards."""
+        """Reduce to `root`; on other ranks, the content is undefined afterwards."""
 
     @abstractmethod
     def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
-        """Every rank's tensor at `root`, None elsewhere. The first dimension may differ."""
+        """Return every rank's tensor on `root`, None elsewhere. The first dimension may differ."""
 
     @abstractmethod
     def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
-        """Rank r receives `tensors[r]` of the root; the others pass None."""
+        """Send `tensors[r]` of the root to rank r; the other ranks pass None."""
 
     @abstractmethod
     def barrier(self) -> None:
@@ -178,25 +175,25 @@ class Communicator(ABC):
 
     @abstractmethod
     def split(self, color: int, key: int | None = None) -> Communicator:
-        """A communicator for the ranks that gave the same color, ordered by key, then by rank."""
+        """Return a communicator of the ranks with the same color, ordered by key, then rank."""
 
     @property
     def point_to_point(self) -> PointToPoint | None:
-        """Messages between two ranks, or None where the backend has none (Horovod)."""
+        """Messages between two ranks, or None if the backend has none (Horovod)."""
         return None
 
     def check(self) -> None:  # noqa: B027
         """Raise CommunicationError if the run is known to have failed.
 
-        For those that wait for a peer by other means; a backend that knows of nothing raises never.
+        For code that waits for a peer by other means; a backend without an alarm never raises.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Leave in good order; every rank calls it. A second call does nothing."""
+        """Close in order, together with the other ranks. A second call does nothing."""
 
     def abort(self) -> None:
-        """Leave at once after a failure, without waiting for peers that may be gone."""
+        """Close immediately after a failure, without waiting for peers that may be gone."""
         self.close()
 
     def __enter__(self) -> Communicator:
@@ -214,7 +211,7 @@ class Communicator(ABC):
             self.abort()
 
 
-# How each op takes one more tensor into a total.
+# The in-place operation by which each op adds one more tensor to a total.
 IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "sum": lambda total, other: total.add_(other),
     "mean": lambda total, other: total.add_(other),
@@ -225,7 +222,7 @@ IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 def reduce_in_rank_order(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
-    """A new tensor; those given are not changed."""
+    """Return the reduction as a new tensor; the arguments are not changed."""
     total = tensors[0].detach().clone(memory_format=torch.contiguous_format)
     combine = IN_PLACE[op]
     for tensor in tensors[1:]:
@@ -234,6 +231,6 @@ def reduce_in_rank_order(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
 
 
 def members(colors: Sequence[int], keys: Sequence[int], rank: int) -> list[int]:
-    """The ranks that gave this rank's color, ordered by key, then by rank."""
+    """Return the ranks with this rank's color, ordered by key, then by rank."""
     mine = [other for other, color in enumerate(colors) if color == colors[rank]]
     return sorted(mine, key=lambda other: (keys[other], other))

@@ -1,8 +1,8 @@
-"""Every collective, built from the few that a backend must bring.
+"""Builds every collective from the few primitives that a backend must implement.
 
-A backend brings an allreduce for its native dtypes and three ways to move words. This class adds
-what the interface promises beyond them: any dtype, any strides, first dimensions that differ or
-are empty, receivers that know nothing in advance, and the reductions that backends lack.
+A backend implements an allreduce for its native dtypes and three ways to move words. This class
+adds the rest of the interface: any dtype, any strides, first dimensions that differ or are empty,
+receivers that know no sizes in advance, and the reductions that backends lack.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sparkdml.comm.layout import (
 
 
 class Done:
-    """Work that is finished already."""
+    """Work that is already finished."""
 
     def wait(self) -> None:
         return
 
 
 class _Reduction:
-    """Work on a buffer that, once reduced, is divided or copied back to where it belongs."""
+    """Work on a buffer that, once reduced, is divided or copied to its target."""
 
     __slots__ = ("_buffer", "_divisor", "_target", "_work")
 
@@ -54,32 +54,32 @@ class _Reduction:
 
 
 class ComposedCommunicator(Communicator):
-    """What a subclass brings is at the top; everything below it is built from that."""
+    """A subclass implements the primitives at the top; the collectives below use only those."""
 
-    native_dtypes: frozenset[torch.dtype]  # those that `_start_allreduce` takes
-    metadata_device: torch.device = torch.device("cpu")  # where layouts travel
+    native_dtypes: frozenset[torch.dtype]  # the dtypes of `_start_allreduce`
+    metadata_device: torch.device = torch.device("cpu")  # where layouts are exchanged
 
     @abstractmethod
     def _start_allreduce(self, tensor: Tensor, op: ReduceOp) -> Work:
-        """Reduce a contiguous, non-empty tensor of a native dtype in place; op is not mean."""
+        """Start reducing a contiguous, non-empty tensor of a native dtype in place, not by mean."""
 
     @abstractmethod
     def _broadcast_words(self, words: Tensor, root: int) -> None:
-        """In place; a flat tensor that is not empty."""
+        """Broadcast a flat, non-empty tensor in place."""
 
     @abstractmethod
     def _allgather_words(self, words: Tensor, counts: Sequence[int]) -> Tensor:
-        """All ranks' words in rank order; rank r brings `counts[r]` of them, not all zero."""
+        """Return all ranks' words in rank order; rank r sends `counts[r]` of them, not all zero."""
 
     @abstractmethod
     def _exchange_words(
         self, words: Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
     ) -> Tensor:
-        """Send consecutive pieces to the ranks in order; return what they sent, in rank order."""
+        """Send consecutive pieces to the ranks in order; return the received ones likewise."""
 
     @abstractmethod
     def _open_split(self, ranks: Sequence[int], color: int) -> Communicator:
-        """A communicator of these ranks of this one, in this order; every rank calls it."""
+        """Open a communicator of these ranks, in this order; every rank calls it."""
 
     def carries(self, tensor: Tensor) -> bool:
         return tensor.dtype in self.native_dtypes
@@ -148,8 +148,8 @@ class ComposedCommunicator(Communicator):
         return _cut(words, incoming)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        # Each rank receives all contributions to its own part and adds them in rank order: the
-        # traffic of a ring, one step in place of size - 1, for any dtype, op and shape.
+        # Each rank receives all contributions to its own part and adds them in rank order. That
+        # sends as much as a ring, in one step instead of size - 1, for any dtype, op and shape.
         arguments.check_reduction(tensor, op)
         arguments.check_scatterable(tensor)
         parts = torch.tensor_split(tensor.detach().contiguous(), self.size)
@@ -207,12 +207,12 @@ class ComposedCommunicator(Communicator):
         return group
 
     def _count_sent(self, tensors: Sequence[Tensor]) -> None:
-        """One message to each other rank."""
+        """Count one message to each other rank."""
         others = [tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank]
         self.traffic.sent(sum(others), len(others))
 
     def _payload_device(self) -> torch.device:
-        """Where a tensor belongs that this rank receives without having given one."""
+        """The device for a tensor that this rank receives without having passed one."""
         return self.metadata_device
 
     def _metadata(self, numbers: Tensor) -> Tensor:

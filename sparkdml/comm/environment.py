@@ -1,4 +1,7 @@
-"""The environment variables by which unmodified Horovod and torch scripts find their peers."""
+"""The environment variables with which unmodified Horovod and torch scripts find their peers.
+
+They are set in a worker's process, for the time of the run.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from contextlib import contextmanager
 
 from sparkdml.comm.base import World
 
-# Horovod's own defaults, said aloud: initialised again in a process, it would keep the value that
-# our communicator used there, and ranks that disagree on it crash.
+# Horovod's defaults, set explicitly: when it is initialised again in a process, it would keep the
+# value that our communicator used, and ranks with different values crash.
 HOROVOD_DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 << 20)}
 
 
 def process_environment(world: World) -> dict[str, str]:
-    """All that a bare `hvd.init()` or `init_process_group()` needs to find this rank's peers."""
+    """Return what a plain `hvd.init()` or `init_process_group()` needs to find the other ranks."""
     return {**_horovod(world), **_torch(world), **_gloo(world)}
 
 
@@ -49,8 +52,8 @@ def _torch(world: World) -> dict[str, str]:
     if world.store_port:
         variables["MASTER_ADDR"] = world.rendezvous_host
         variables["MASTER_PORT"] = str(world.store_port)
-        # Makes every rank, rank 0 too, a client of the store that the driver serves: no rank has
-        # to find a free port and tell the others.
+        # Makes every rank, including rank 0, a client of the driver's store, so that no rank has to
+        # find a free port and publish it.
         variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     return variables
 
@@ -61,7 +64,7 @@ def _gloo(world: World) -> dict[str, str]:
 
 @contextmanager
 def temporary_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set the variables, and put back what was there: Spark's Python workers are used again."""
+    """Set the variables and restore them afterwards, as Spark reuses its Python workers."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

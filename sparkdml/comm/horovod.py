@@ -1,8 +1,7 @@
-"""The communicator over Horovod; the only module that imports it.
+"""The communicator over Horovod, in a worker; the only module that imports Horovod.
 
-Horovod's collectives under way: their names, waiting for them, their errors.
-
-Horovod itself is handed in: only `horovod.py` imports it.
+It names Horovod's collectives, waits for them and translates their errors. Horovod's own background
+thread does the communication.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from sparkdml.comm.torch import ARRIVAL_TIMEOUT_SECONDS, TorchCommunicator
 from sparkdml.comm.torch_groups import connect_store, make_groups
 from sparkdml.errors import CommunicationError, SetupError
 
-# How many reductions of one kind may be under way before the oldest is waited for.
+# How many reductions of one kind may be in flight before the oldest is awaited.
 NAMES_PER_KIND = 8
 
-# Horovod's own wait spins for ever, and on a busy host takes the core that its communication thread
-# needs. Sleeping from the start costs half a millisecond in each small allreduce, since an idle
-# core wakes slowly. So: spin, giving way to whoever wants the core, then sleep.
+# Horovod's own wait spins until the end, and on a busy host occupies the core that its background
+# thread needs. Sleeping from the start costs half a millisecond per small allreduce, since an idle
+# core wakes slowly. So spin first, yielding to other threads, and then sleep.
 SPIN_SECONDS = 3e-3
 PAUSE_SECONDS = 500e-6
 
-# Where there is no sched_yield, a sleep of nothing is the nearest thing.
-_give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+# Without sched_yield, sleep(0) is the closest equivalent.
+_yield_core: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class HorovodWork:
-    """A collective under way; `result` is there after `wait`."""
+    """A collective in flight; `result` is set by `wait`."""
 
     __slots__ = ("_alarm", "_handle", "_hvd", "result")
 
@@ -58,7 +57,7 @@ class HorovodWork:
                 if time.perf_counter() > sleep_at:
                     self._sleep_until_done(handle)
                     break
-                _give_way()
+                _yield_core()
             self.result = self._hvd.synchronize(handle)
 
     def _sleep_until_done(self, handle: Any) -> None:
@@ -71,11 +70,11 @@ class HorovodWork:
 
 
 class Names:
-    """A name for each collective: the same on all ranks, and seldom a new one.
+    """The name of each collective: the same on all ranks, and reused.
 
-    Horovod agrees on a tensor by its name, and remembers the agreement for names that it has seen
-    with the same shape. So names are counted for each kind of call, in the order of the calls,
-    which is the same on all ranks, and come round again. One that is still under way is awaited.
+    Horovod negotiates a tensor by its name, and caches the result for names that it has seen with
+    the same shape. So names are numbered per kind of call, in the order of the calls, which is the
+    same on all ranks, and are reused in turn. A name that is still in flight is awaited first.
     """
 
     def __init__(self) -> None:
@@ -97,37 +96,37 @@ class Names:
 
 @contextmanager
 def communication_errors(alarm: Alarm | None) -> Iterator[None]:
-    """HorovodInternalError, a RuntimeError, becomes CommunicationError, and the others are told."""
+    """Raise HorovodInternalError, a RuntimeError, as CommunicationError, and sound the alarm."""
     try:
         yield
     except CommunicationError:
         raise
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
-        failure = CommunicationError(f"a collective failed; a peer is probably gone: {first_line}")
+        failure = CommunicationError(f"a collective failed; a rank is probably gone: {first_line}")
         if alarm is not None:
             alarm.sound(str(failure))
         raise failure from error
 
 
-# What Horovod reads when it is initialised; the user's own settings go before these.
+# Horovod reads these when it is initialised; the user's own settings take precedence.
 SETTINGS = {
-    # Fusion joins whatever tensors happen to be ready, so the order of additions, and with three
-    # ranks or more the result, would depend on timing.
+    # Fusion joins the tensors that happen to be ready, so the order of additions, and with three or
+    # more ranks the result, would depend on timing.
     "HOROVOD_FUSION_THRESHOLD": "0",
-    # How far apart ranks may come; a lost one is noticed at once all the same.
+    # How far apart ranks may arrive; a lost rank is still noticed immediately.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
 }
-# With both of these set, Horovod 0.28 crashes when it is initialised a second time in a process:
-# it removes each from the values that its tuner holds, and then writes a default into none. So
-# the cycle time is left to the user, although a shorter one answers small allreduces sooner.
+# With both of these set, Horovod 0.28 crashes when it is initialised a second time in a process: it
+# removes both from its tuner's values and then writes a default to neither. So the cycle time is
+# left to the user, although a shorter one would answer small allreduces sooner.
 TUNED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
 
 ABORT_PATIENCE_SECONDS = 2.0
 
 
 class HorovodCommunicator(ComposedCommunicator):
-    """Made by `open`. Groups made by `split` communicate through torch: see `_open_split`."""
+    """Created by `open`. Groups created by `split` use torch: see `_open_split`."""
 
     native_dtypes = frozenset(
         {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32}
@@ -155,18 +154,18 @@ class HorovodCommunicator(ComposedCommunicator):
     def open(
         cls, world: World, arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS
     ) -> HorovodCommunicator:
-        """Initialise Horovod; if the user's code did so already, use that and leave it alone."""
+        """Initialise Horovod, or use it as the user's code has initialised it."""
         hvd = _import_horovod()
         ours = not hvd.is_initialized()
         if not ours and (hvd.rank(), hvd.size()) != (world.rank, world.size):
             raise SetupError(
-                f"Horovod is initialised already, as rank {hvd.rank()} of {hvd.size()}, but this "
+                f"Horovod is already initialised as rank {hvd.rank()} of {hvd.size()}, but this "
                 f"worker is rank {world.rank} of {world.size}. Call hvd.shutdown() first."
             )
         store, alarm = None, None
         if world.store_port:
-            # Where a peer doesn't come, Horovod ends the whole process. So first see that all are
-            # there: that fails with an error that names the missing.
+            # If a rank is missing, Horovod ends the whole process. So first wait for all ranks in
+            # the store, which raises an error that names the missing ones.
             store, alarm = connect_store(world, arrival_timeout_seconds)
         if ours:
             _initialise(hvd, world)
@@ -195,7 +194,7 @@ class HorovodCommunicator(ComposedCommunicator):
         ).wait()
 
     def _allgather_words(self, words: Tensor, counts: Sequence[int]) -> Tensor:
-        # The name must not tell this rank's own count: that differs from rank to rank.
+        # The name must not contain this rank's count, which differs between ranks.
         work = self._run(
             f"allgather.{words.dtype}.{sum(counts)}",
             lambda name: self._hvd.allgather_async(words, name=name),
@@ -218,17 +217,17 @@ class HorovodCommunicator(ComposedCommunicator):
         return received
 
     def barrier(self) -> None:
-        # Not hvd.barrier: that one spins while it waits.
+        # Not hvd.barrier, which spins while it waits.
         self.allreduce_(torch.zeros(1, dtype=torch.int32))
 
     def _payload_device(self) -> torch.device:
         return torch.device(self._world.device)
 
     def _open_split(self, ranks: Sequence[int], color: int) -> Communicator:
-        # Horovod's process sets don't serve here: all ranks of the world would have to add and
-        # remove each of them together, so that a group could neither be split nor closed by its
-        # own members; they double the latency of every allreduce, used or not; and with one of
-        # them there, a lost peer ends the other processes.
+        # Horovod's process sets are not used: all ranks of the world would have to add and remove
+        # each set together, so a group could be neither split nor closed by its members alone; they
+        # double the latency of every allreduce, even unused; and with a process set, a lost rank
+        # ends the other processes.
         if self._store is None or self._alarm is None:
             raise SetupError("split needs World.store_port, the port of the driver's TCPStore")
         self._num_splits += 1
@@ -248,7 +247,7 @@ class HorovodCommunicator(ComposedCommunicator):
         if self._closed:
             return
         try:
-            # Horovod ends for all ranks as soon as one of them leaves.
+            # Horovod shuts down on all ranks as soon as one of them does.
             self.barrier()
         except CommunicationError:
             self.abort()
@@ -264,7 +263,7 @@ class HorovodCommunicator(ComposedCommunicator):
         if self._alarm is not None:
             self._alarm.sound(f"rank {self.rank} of {self.size} aborted")
         if self._shut_down_on_close:
-            # Shutting down is agreed on with the peers: one that hangs must not hold us.
+            # A shutdown is negotiated with the peers; one that hangs must not block this rank.
             leaving = threading.Thread(
                 target=self._hvd.shutdown, name="sparkdml-abort", daemon=True
             )
@@ -278,13 +277,13 @@ def _import_horovod() -> Any:
     except ImportError as error:
         raise SetupError(
             f"Horovod can't be imported: {error}. Run `sparkdml install-horovod`, which builds it "
-            "for the torch that is installed, or choose backend='torch'."
+            "for the installed torch, or choose backend='torch'."
         ) from error
     return hvd
 
 
 def _is_the_users(name: str) -> bool:
-    """Whether it was set by anybody but `process_environment`, which says Horovod's defaults."""
+    """Whether the user set the variable, not `process_environment` with Horovod's default."""
     return name in os.environ and os.environ[name] != HOROVOD_DEFAULTS.get(name)
 
 

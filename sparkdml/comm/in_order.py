@@ -1,4 +1,7 @@
-"""Asynchronous work that must be done in the order of its beginning, the same on every rank."""
+"""Asynchronous work that must run in the order in which it was begun, the same on every rank.
+
+It runs on the thread that waits for it, or on a thread of its own (`InOrderOnThread`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from sparkdml.errors import CommunicationError
 
 
 class Step:
-    """A piece of work; whoever waits for it does it, with all that comes before it."""
+    """A piece of work; `wait` runs it, after all work that was begun before it."""
 
     __slots__ = ("_order", "_run", "is_done")
 
@@ -28,17 +31,16 @@ class Step:
 
 
 class InOrder:
-    """Work that is done when somebody waits for it.
+    """Work that runs when a thread waits for it.
 
-    After one piece has failed, all that were still to come fail too: the ranks no longer agree on
-    what is next.
+    After one piece has failed, all later ones fail too, as the ranks no longer agree on the next.
     """
 
     def __init__(self) -> None:
         self._steps: deque[Step] = deque()
         self._doing = threading.Lock()
         self._failure: str | None = None
-        self._untold: BaseException | None = None  # the failure itself, if nobody has raised it
+        self._untold: BaseException | None = None  # the failure, until a waiting thread raises it
 
     def begin(self, run: Callable[[], None]) -> Step:
         step = Step(self, run)
@@ -47,27 +49,27 @@ class InOrder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was begun is done, and nothing has failed."""
+        """Whether all work is done, and none has failed."""
         return not self._steps and self.is_at_rest and self._failure is None
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nobody is at work; once closed, nobody will be."""
+        """Whether no thread is running a piece; after `close`, none will."""
         return not self._doing.locked()
 
     def finish(self) -> None:
-        """Do all that was begun."""
+        """Run all work that was begun."""
         while self._steps:
             self.do_next()
 
     def do(self, run: Callable[[], None]) -> None:
-        """Do it here and now, after all that was begun."""
+        """Run `run` on this thread, after all work that was begun."""
         self.finish()
         with self._doing:
             self._try(run)
 
     def do_next(self) -> None:
-        """Do the oldest piece, or wait until another thread has done it."""
+        """Run the oldest piece, or wait until another thread has run it."""
         with self._doing:
             self._check()
             if self._steps:
@@ -86,17 +88,17 @@ class InOrder:
         try:
             run()
         except BaseException as error:
-            self._failure = f"an earlier allreduce has failed: {error}"
+            self._failure = f"an earlier allreduce failed: {error}"
             raise
 
     def close(self) -> None:
-        """Drop what was begun and not awaited; whoever waits for it from now on gets an error."""
+        """Drop work that has not run; later waits for it raise."""
         self._failure = self._failure or "this communicator is closed"
         self._steps.clear()
 
 
 class InOrderOnThread(InOrder):
-    """Work that a thread does beside whoever has begun it; one who waits lends a hand."""
+    """Work that runs on a background thread, or on a waiting thread if that is sooner."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -121,8 +123,8 @@ class InOrderOnThread(InOrder):
                 try:
                     self._try(self._steps.popleft().do)
                 except BaseException as error:
-                    # Raised by the first to wait: it is this rank's own fault that is to be told,
-                    # not just that something has failed.
+                    # The first wait raises this error itself, as it is more specific than "an
+                    # earlier allreduce failed".
                     self._untold = error
 
     def close(self, patience_seconds: float = 10.0) -> None:

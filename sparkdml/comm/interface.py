@@ -1,4 +1,4 @@
-"""Which address, and which network interface, leads to a host."""
+"""The local address and network interface that lead to a host."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import psutil
 
 
 def address_towards(host: str) -> str | None:
-    """The address that this machine uses on the way to `host`, or None if there is no way."""
+    """Return the address from which this machine reaches `host`, or None if it has no route."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # a datagram socket: chooses the route, sends nothing
+            probe.connect(address)  # on a datagram socket, this chooses the route and sends nothing
             return str(probe.getsockname()[0])
     except OSError:
         return None
 
 
 def interface_towards(host: str) -> str | None:
-    """The interface whose address this machine uses to reach `host`, or None if that is unknown."""
+    """Return the interface through which this machine reaches `host`, or None if unknown."""
     source = address_towards(host)
     for name, addresses in psutil.net_if_addrs().items():
         # psutil writes link-local IPv6 addresses with their scope: fe80::1%eth0

@@ -1,10 +1,8 @@
-"""What a tensor looks like, as numbers that travel ahead of it; and its content as plain words.
+"""A tensor's dtype and shape as integers that are sent ahead of it, and its content as words.
 
-Backends differ in the dtypes that they move, and their gathers want to know sizes beforehand. So
-content travels as words of the tensor's own item size, and its dtype and shape as a fixed number
-of integers: a receiver needs to know nothing in advance.
-
-Lengths that callers know beforehand, in place of layouts that travel ahead of the content.
+Backends differ in the dtypes that they move, and their gathers need sizes in advance. So content is
+sent as words of the tensor's item size, and its dtype and shape as a fixed number of integers. If
+callers pass the lengths (`known_layouts`), nothing is sent ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from sparkdml.errors import ParameterError
 MAX_DIMENSIONS = 8
 LAYOUT_LENGTH = 2 + MAX_DIMENSIONS
 
-# A dtype travels as its place in this list: append, never reorder.
+# A dtype is sent as its index in this list: append, never reorder.
 _DTYPES = (
     torch.float32,
     torch.float64,
@@ -41,7 +39,7 @@ _DTYPES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-# Two bytes travel as float16, because not every backend moves int16; no arithmetic is done on them.
+# Two-byte words are sent as float16, since not every backend moves int16; no arithmetic is done.
 _WORDS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
@@ -62,7 +60,7 @@ class Layout:
 
     def encode(self) -> list[int]:
         if self.dtype not in _DTYPES:
-            raise ParameterError("tensor.dtype", self.dtype, "a plain number type")
+            raise ParameterError("tensor.dtype", self.dtype, "a plain numeric dtype")
         if len(self.shape) > MAX_DIMENSIONS:
             allowed = f"of at most {MAX_DIMENSIONS} dimensions"
             raise ParameterError("tensor.shape", self.shape, allowed, "Flatten some of them.")
@@ -79,16 +77,16 @@ class Layout:
 
 
 def to_words(tensor: Tensor) -> Tensor:
-    """The content as a flat tensor of words; shares memory unless `in_memory` has to copy."""
+    """Return the content as a flat tensor of words; shares memory unless `in_memory` copies."""
     plain = in_memory(tensor.detach())
-    flat = plain.as_strided((plain.numel(),), (1,))  # `view` lets a single item keep any stride
+    flat = plain.as_strided((plain.numel(),), (1,))  # `view` would keep any stride of a single item
     return flat.view(_WORDS[plain.dtype.itemsize])
 
 
 def in_memory(tensor: Tensor) -> Tensor:
-    """The tensor itself where its memory is its content, item after item; otherwise a copy.
+    """Return the tensor if its memory is its content, item after item; otherwise a copy.
 
-    torch conjugates and negates by nothing but a mark, which `contiguous` keeps.
+    torch conjugates and negates lazily, by a flag that `contiguous` keeps.
     """
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -96,7 +94,7 @@ def in_memory(tensor: Tensor) -> Tensor:
 
 
 def check_alike(layouts: Sequence[Layout]) -> None:
-    """Every rank's tensor has the same dtype and the same shape but for the first dimension."""
+    """Check that all ranks' tensors have the same dtype and shape but for the first dimension."""
     first = layouts[0]
     for rank, layout in enumerate(layouts):
         if (
@@ -108,14 +106,14 @@ def check_alike(layouts: Sequence[Layout]) -> None:
                 "tensor",
                 f"{layout.dtype} {layout.shape} on rank {rank} and "
                 f"{first.dtype} {first.shape} on rank 0",
-                "alike on all ranks but for the first dimension",
+                "equal on all ranks but for the first dimension",
             )
 
 
 def known_layouts(own: Tensor, lengths: Sequence[int], rank: int, size: int) -> list[Layout]:
-    """Of what all ranks bring: as this rank's own tensor, but for the first dimension."""
+    """Return all ranks' layouts: this rank's own, with the first dimension from `lengths`."""
     if len(lengths) != size or any(length < 0 for length in lengths):
-        raise ParameterError("lengths", list(lengths), f"a length for each of the {size} ranks")
+        raise ParameterError("lengths", list(lengths), f"one length for each of the {size} ranks")
     layout = Layout.of(own)
     if not layout.shape:
         allowed = "None for tensors without dimensions"
@@ -125,17 +123,17 @@ def known_layouts(own: Tensor, lengths: Sequence[int], rank: int, size: int) -> 
             f"lengths[{rank}]",
             lengths[rank],
             f"{layout.shape[0]}, the first dimension of this rank's own tensor",
-            "Every rank must work out the same lengths; where they depend on its data, give None.",
+            "Every rank must pass the same lengths; if they depend on its data, pass None.",
         )
     return [Layout(layout.dtype, (length, *layout.shape[1:])) for length in lengths]
 
 
 def check_arrived(words: Tensor, layouts: Sequence[Layout]) -> None:
-    """Some backends tell how much came; others have failed by now, or can't see it."""
+    """Check the received size, which some backends report; others have failed, or can't tell."""
     expected = sum(layout.num_words for layout in layouts)
     if words.numel() != expected:
         raise ParameterError(
             "lengths",
             [layout.shape[0] for layout in layouts],
-            f"those of the ranks' tensors: {expected} words were expected and {words.numel()} came",
+            f"those of the ranks' tensors: expected {expected} words, received {words.numel()}",
         )

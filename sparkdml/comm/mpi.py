@@ -1,9 +1,9 @@
-"""The communicator over MPI, for tensors on the CPU: mpi4py on Open MPI.
+"""The communicator over MPI, for tensors on the CPU: mpi4py on Open MPI, in a worker.
 
-An optional path, for clusters whose network MPI knows best. Spark starts the processes, so they are
-united one by one, by accepting and connecting (see `mpi_names`), which costs a round a rank when a
-run begins. All collectives are non-blocking ones that are waited for by looking. Open MPI tells
-nobody that a peer is gone: the ranks that wait for it hear the alarm, which the driver sounds.
+It is optional, for clusters whose network MPI supports best. Spark starts the processes, so they
+are joined one by one by accept and connect (see `mpi_names`), which costs one round trip per rank
+when a run begins. All collectives are non-blocking ones that are polled. Open MPI does not report
+that a rank is gone: the ranks that wait for it poll the alarm, which the driver sounds.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, SetupError
 
 ARRIVAL_TIMEOUT_SECONDS = 120.0
-LONGEST_SLEEP = 0.001  # between two looks
-SPINS = 200  # looks without a sleep: a short message is there by then
+LONGEST_SLEEP = 0.001  # seconds between two polls
+SPINS = 200  # polls without a sleep, in which a short message arrives
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SERVER_SETTING = "OMPI_MCA_pmix_server_uri"
-_initialised_with: str | None = None  # MPI can be initialised but once in a process
-# Given up at an alarm. MPI goes on in this process, and may still write into their buffers.
+_initialised_with: str | None = None  # MPI can be initialised only once in a process
+# Requests abandoned at an alarm. MPI continues in this process and may still write to the buffers.
 _abandoned: list[MPIWork] = []
 
 
 class MPIWork:
-    """An MPI request; its buffers stay alive until it is over."""
+    """An MPI request; it keeps its buffers alive until it is complete."""
 
     __slots__ = ("_alarm", "_buffers", "_mpi", "_request", "source")
 
     def __init__(self, mpi: Any, request: Any, alarm: Alarm, *buffers: Any) -> None:
         self._mpi, self._request, self._alarm, self._buffers = mpi, request, alarm, buffers
-        self.source = -1  # after `wait`: the rank that a message came from
+        self.source = -1  # after `wait`: the rank that sent the message
 
     def wait(self) -> None:
         if self._request is None:
@@ -72,7 +72,7 @@ class MPIWork:
 
 
 class MPICommunicator(ComposedCommunicator):
-    """Made by `open`, or by `split`."""
+    """Created by `open` or `split`."""
 
     native_dtypes = frozenset(
         {torch.float32, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8}
@@ -87,13 +87,13 @@ class MPICommunicator(ComposedCommunicator):
     def open(
         cls, world: World, arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS
     ) -> MPICommunicator:
-        """Initialise MPI, once in a process, and unite with the other ranks."""
+        """Initialise MPI, once per process, and join the other ranks."""
         if world.device != "cpu":
-            raise SetupError("backend='mpi' is for tensors on the CPU: choose backend='torch'")
+            raise SetupError("backend='mpi' supports only CPU tensors: choose backend='torch'")
         store, alarm = connect_store(world, arrival_timeout_seconds)
         driver: Any = store.underlying_store  # type: ignore[attr-defined]
         if not driver.check([SERVER_KEY]):
-            raise SetupError("backend='mpi' needs a driver that serves it: Rendezvous.serve('mpi')")
+            raise SetupError("backend='mpi' needs a name server: call Rendezvous.serve('mpi')")
         server = driver.get(SERVER_KEY).decode()
         mpi = _initialise(server, world.interface)
         try:
@@ -137,8 +137,8 @@ class MPICommunicator(ComposedCommunicator):
         self._begin(self._comm.Ibarrier()).wait()
 
     def _open_split(self, ranks: Sequence[int], color: int) -> MPICommunicator:
-        self.barrier()  # Split waits in silence: so everybody is there before it
-        # Its lowest rank stands for a group: MPI takes no negative colors.
+        self.barrier()  # Split can't be interrupted, so first wait for all ranks
+        # The color is the group's lowest rank, since MPI takes no negative colors.
         part = self._comm.Split(min(ranks), list(ranks).index(self.rank))
         return MPICommunicator(self._mpi, part, self._alarm)
 
@@ -154,11 +154,11 @@ class MPICommunicator(ComposedCommunicator):
         if self._comm is None:
             return
         try:
-            self.barrier()  # who leaves first would cut off what others are still reading
+            self.barrier()  # a rank that left first would cut off the others' reads
         except CommunicationError:
             self.abort()
             raise
-        self._comm = None  # freeing it is collective, and MPI goes on in this process
+        self._comm = None  # not freed: that is collective, and MPI continues in this process
 
     def abort(self) -> None:
         if self._comm is None:
@@ -172,7 +172,7 @@ class MPICommunicator(ComposedCommunicator):
 
 
 class MPIMessages:
-    """Point to point. Sender and receiver agree on dtype and shape."""
+    """Point to point. Sender and receiver must use the same dtype and shape."""
 
     def __init__(self, mpi: Any, comm: Any, alarm: Alarm, traffic: Traffic) -> None:
         self._mpi, self._comm, self._alarm, self._traffic = mpi, comm, alarm, traffic
@@ -205,7 +205,7 @@ class MPIMessages:
 
 
 class _Receiving:
-    """A message on its way into a buffer, and from there to where it belongs."""
+    """A message being received into a buffer, and copied from there to its target."""
 
     def __init__(self, messages: MPIMessages, tensor: Tensor, source: int, tag: int) -> None:
         self._target = tensor.detach()
@@ -223,7 +223,7 @@ class _Receiving:
 
 
 def _array(words: Tensor) -> Any:
-    """As whole numbers of the same size: MPI has no half-precision type."""
+    """View the words as integers of the same size, as MPI has no half-precision type."""
     return words.view(_WHOLE[words.dtype.itemsize]).numpy()
 
 
@@ -234,12 +234,12 @@ def _initialise(server: str, interface: str | None) -> Any:
     global _initialised_with
     if _initialised_with not in (None, server):
         raise SetupError(
-            "MPI was initialised in this Python process by another driver, and can't be a second "
-            "time. Set spark.python.worker.reuse=false."
+            "MPI was already initialised in this Python process for another driver, and can't be "
+            "initialised twice. Set spark.python.worker.reuse=false."
         )
     settings = {_SERVER_SETTING: server, **open_mpi_settings(interface)}
     with temporary_environment({**settings, **_set_by_the_user(settings)}):
-        mpi = import_module("mpi4py.MPI")  # which initialises it
+        mpi = import_module("mpi4py.MPI")  # the import initialises MPI
     _initialised_with = server
     return mpi
 
@@ -249,7 +249,7 @@ def _set_by_the_user(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unite(mpi: Any, store: Any, world: World, arrival_timeout_seconds: float) -> Any:
-    """One communicator of all ranks: rank 0 opens a port, the others join in their order."""
+    """Build one communicator of all ranks: rank 0 opens a port, and the others join in order."""
     comm = mpi.COMM_SELF
     wait = timedelta(seconds=arrival_timeout_seconds)
     if world.rank == 0:
@@ -264,14 +264,14 @@ def _unite(mpi: Any, store: Any, world: World, arrival_timeout_seconds: float) -
             except RuntimeError as error:
                 raise CommunicationError(
                     f"rank {newcomer} waited {arrival_timeout_seconds:g} s for its turn to join "
-                    "the others over MPI: look at the ranks before it"
+                    "the others over MPI: check the ranks before it"
                 ) from error
             port = store.get("mpi/port").decode()
             comm = mpi.COMM_SELF.Connect(port).Merge(high=True)
             continue
         if world.rank == 0:
             store.set(f"mpi/turn/{newcomer}", "now")
-        # Only rank 0's port counts: the others come along.
+        # Only rank 0's port is used; the other members of the group pass it as well.
         comm = comm.Accept(port).Merge(high=False)
     if world.rank == 0:
         mpi.Close_port(port)
@@ -279,8 +279,8 @@ def _unite(mpi: Any, store: Any, world: World, arrival_timeout_seconds: float) -
 
 
 def _failed(error: Any, alarm: Alarm) -> CommunicationError:
-    """MPI's error as ours, to be raised; the other ranks are told at once."""
+    """Convert MPI's error to a CommunicationError to raise, and sound the alarm."""
     first_line = str(error).partition("\n")[0]
-    failure = CommunicationError(f"MPI failed; a peer is probably gone: {first_line}")
+    failure = CommunicationError(f"MPI failed; a rank is probably gone: {first_line}")
     alarm.sound(str(failure))
     return failure

@@ -1,9 +1,9 @@
-"""Open MPI's name server at the driver, by which processes that Spark started find each other.
+"""Open MPI's name server, a child process of the driver, through which Spark's tasks connect.
 
-`mpirun` can't start Spark's tasks, so each of them initialises MPI by itself, and they are united
-afterwards by MPI_Comm_accept and MPI_Comm_connect. Open MPI needs `ompi-server` for that. A process
-initialises MPI only once, and Spark uses its Python processes again: so there is one server for the
-driver's whole life, and not one for each run.
+`mpirun` can't start Spark's tasks, so each task initialises MPI on its own, and they are joined
+afterwards with MPI_Comm_accept and MPI_Comm_connect, which need Open MPI's `ompi-server`. A process
+initialises MPI only once, and Spark reuses its Python processes: so one server runs for the whole
+life of the driver, not one per run.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _server: NameServer | None = None
 
 
 def why_no_mpi() -> str | None:
-    """None if a worker can use MPI here, else the reason; imports nothing."""
+    """Return None if a worker can use MPI here, else the reason; imports nothing."""
     if find_spec("mpi4py") is None:
         return "the package mpi4py is not installed for the workers' Python"
     return None
 
 
 def why_no_name_server() -> str | None:
-    """None if a driver can serve MPI here, else the reason: it needs no mpi4py by itself."""
+    """Return None if a driver can serve MPI here, else the reason; it needs no mpi4py."""
     if shutil.which("ompi-server") is None:
         return "Open MPI's ompi-server is not on the PATH"
     return None
 
 
 def name_server(interface: str | None) -> str:
-    """The address of this driver's server, which is started if it does not run."""
+    """Return the address of this driver's name server, after starting it if necessary."""
     global _server
     with _starting:
         if _server is None or not _server.is_running:
@@ -53,7 +53,7 @@ def name_server(interface: str | None) -> str:
 
 
 class NameServer:
-    """A process of ours that listens on one interface and ends with the driver."""
+    """A child process that listens on one interface and ends with the driver."""
 
     def __init__(self, interface: str | None) -> None:
         reason = why_no_name_server()
@@ -99,7 +99,7 @@ class NameServer:
 
 
 def open_mpi_settings(interface: str | None) -> dict[str, str]:
-    """What makes Open MPI speak over one interface only."""
+    """Return the settings that restrict Open MPI to one interface."""
     if interface is None:
         return {}
     return {"OMPI_MCA_oob_tcp_if_include": interface, "OMPI_MCA_btl_tcp_if_include": interface}

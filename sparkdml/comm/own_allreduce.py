@@ -1,7 +1,4 @@
-"""A communicator with an allreduce of its own, and everything else from the one that it wraps.
-
-A communicator that passes everything on to another: what subclasses change is theirs alone.
-"""
+"""Base classes for communicators that wrap another one and replace its allreduce."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from sparkdml.errors import CommunicationError
 
 
 class DelegatingCommunicator(Communicator):
-    """The same as `base`, which is borrowed: closing this one does not close it."""
+    """Delegates every call to `base`, which it does not own: closing it leaves `base` open."""
 
     def __init__(self, base: Communicator) -> None:
         self.base = base
@@ -28,7 +25,7 @@ class DelegatingCommunicator(Communicator):
         self.traffic = base.traffic
 
     def before(self) -> None:
-        """Called before anything is passed on."""
+        """Hook that is called before every delegated call."""
 
     def carries(self, tensor: Tensor) -> bool:
         return self.base.carries(tensor)
@@ -91,10 +88,10 @@ class DelegatingCommunicator(Communicator):
 
 
 class OwnAllreduce(DelegatingCommunicator):
-    """Subclasses bring `_reduce_flat_`.
+    """Replaces allreduce; subclasses implement `_reduce_flat_`.
 
-    What was begun is done in its order, and before anything else is passed on: a rank that waits
-    for an allreduce at once and one that first goes to a barrier don't wait for each other.
+    Reductions run in the order in which they were begun, and before any delegated call. So a rank
+    that waits for an allreduce at once and a rank that first enters a barrier don't deadlock.
     """
 
     def __init__(self, base: Communicator, order: InOrder) -> None:
@@ -104,11 +101,11 @@ class OwnAllreduce(DelegatingCommunicator):
 
     @abstractmethod
     def takes(self, tensor: Tensor) -> bool:
-        """Whether it is reduced here, or else by the base; the same on every rank."""
+        """Whether the tensor is reduced here or by the base; the same on every rank."""
 
     @abstractmethod
     def _reduce_flat_(self, flat: Tensor, op: ReduceOp) -> None:
-        """In place; flat, contiguous, not empty, and op is not mean."""
+        """Reduce a flat, contiguous, non-empty tensor in place; op is not mean."""
 
     def carries(self, tensor: Tensor) -> bool:
         return self.takes(tensor) or super().carries(tensor)
@@ -148,7 +145,7 @@ class OwnAllreduce(DelegatingCommunicator):
             raise CommunicationError("this communicator is closed")
 
     def close(self) -> None:
-        """Only what is its own; the base stays open."""
+        """Close only its own resources; the base stays open."""
         if not self._closed:
             self._closed = True
             self._order.close()
@@ -161,15 +158,15 @@ class OwnAllreduce(DelegatingCommunicator):
             self._order.close()
 
     def _release(self) -> None:
-        """Give back what the subclass has; every rank does."""
+        """Release the subclass's resources; every rank calls it."""
 
     def _release_at_once(self) -> None:
-        """As `_release`, after a failure: without waiting for peers that may be gone."""
+        """Release the resources after a failure, without waiting for peers that may be gone."""
         self._release()
 
 
 def in_flat(tensor: Tensor, change: Callable[[Tensor], None]) -> None:
-    """Change its content as one contiguous row, a copy of it where its form demands one."""
+    """Apply `change` to the content as one contiguous vector, copying if the strides require it."""
     target = tensor.detach() if tensor.requires_grad else tensor
     buffer = in_memory(target)
     change(buffer.view(-1))

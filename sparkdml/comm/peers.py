@@ -1,4 +1,4 @@
-"""Messages between two ranks, whatever the backend: where it has none, on a wire beside it."""
+"""Point-to-point messages with any backend, through a group of its own if the backend has none."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 def open_peers(comm: Communicator) -> Communicator:
-    """A communicator of all ranks that has point to point, for messages alone.
+    """Open a communicator of all ranks that has point to point; every rank calls it.
 
-    It is a group of its own, so that a thread may use it beside the collectives of another; and
-    Horovod, which has no messages, makes its groups by torch. Every rank calls it.
+    It is a separate group, so that one thread can use it while another runs collectives. Horovod,
+    which has no point to point, creates its groups with torch.
     """
     return comm.split(0)
 
@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.5
 def join(thread: threading.Thread, comm: Communicator) -> None:
     """Wait for a thread that exchanges messages; a failure of another rank ends the wait, too.
 
-    Gloo does not tell who waits for anyone's message that one of them is gone.
+    Gloo does not interrupt a receive from any rank when one of them is gone.
     """
     while thread.is_alive():
         thread.join(LOOK_SECONDS)
@@ -42,9 +42,9 @@ def join(thread: threading.Thread, comm: Communicator) -> None:
 
 
 class Watched(Generic[Result]):
-    """Calls that may wait in gloo for a message, made on a thread so that their caller can leave.
+    """Makes calls that may block in gloo on a background thread, so that the caller can give up.
 
-    When another rank fails, `call` raises, though the message never comes.
+    When another rank fails, `call` raises even if the message never arrives.
     """
 
     def __init__(self, comm: Communicator, name: str) -> None:
@@ -67,7 +67,7 @@ class Watched(Generic[Result]):
             return result  # type: ignore[return-value]  # without an error it is one
 
     def close(self, patience_seconds: float) -> None:
-        """Let the thread end, if it is not waiting for ever."""
+        """End the thread, unless it is blocked."""
         self._calls.put(None)
         self._thread.join(patience_seconds)
 

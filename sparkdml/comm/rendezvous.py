@@ -1,15 +1,15 @@
-"""The driver's side of peer discovery: the two stores in which ranks leave their addresses.
+"""Rendezvous in the driver: two stores in which ranks publish their addresses.
 
-Torch's process groups meet in a TCPStore, Horovod's in an HTTP key-value store. Both run in the
-driver and listen on one of its addresses, never on all of them. A submission gets a `Rendezvous` of
-its own, so that no attempt finds anything of an earlier one.
+torch's process groups use a TCPStore, Horovod's an HTTP key-value store. Both run in the driver and
+listen on one of its addresses, never on all of them. Each submission has a `Rendezvous` of its own,
+so that it finds no data of an earlier one.
 
 The key-value server is the part of a rendezvous server that Horovod's C++ client needs. The client
-speaks PUT, GET and DELETE on `/scope/key`, one connection for each request, and expects 200 or, for
-a key that is not there, 404. The server stores and fetches bytes and looks into none of them. It
-does not stand on `network.Listener`: that client knows no token, and a thread for each connection
-of an unauthenticated client is what the listener is there to prevent. One event loop, on a thread
-of its own, serves all of them instead, and everything that a stranger could make grow is bounded.
+sends PUT, GET and DELETE on `/scope/key`, one connection per request, and expects 200 or, for a
+missing key, 404. The server stores bytes without interpreting them. It does not use
+`network.Listener`, as this client has no token, and unauthenticated clients must not get a thread
+per connection. One event loop, on a thread of its own, serves all clients instead, and everything
+that they can make grow is bounded.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_ENTRIES = 1 << 16
 MAX_CONNECTIONS = 4096
 MAX_HEAD_BYTES = 8192
 REQUEST_TIMEOUT_SECONDS = 10.0
-# The client asks for a missing key again every 10 ms. Holding the answer back until the key
-# arrives saves those rounds; it must stay well below any time-out of the client.
+# The client retries a missing key every 10 ms. Delaying the answer until the key arrives saves
+# these requests; the delay must stay well below any time-out of the client.
 HOLD_SECONDS = 0.25
 
 
@@ -44,7 +44,7 @@ class _Rejected(Exception):
 
 
 class KeyValueServer:
-    """Serves on `host` and a free port, from a thread of its own, until `close`."""
+    """Listens on `host` and a free port, on a thread of its own, until `close`."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -57,7 +57,7 @@ class KeyValueServer:
             target=self._loop.run_forever, name="sparkdml-key-value-server", daemon=True
         )
         self._thread.start()
-        # On the thread's own loop: the caller may be inside another one, as a notebook's cells are.
+        # On the thread's own loop, since the caller may be inside another one, as in a notebook.
         starting = asyncio.start_server(
             self._connected, host, 0, limit=MAX_HEAD_BYTES, backlog=MAX_CONNECTIONS
         )
@@ -69,7 +69,7 @@ class KeyValueServer:
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Stop serving; afterwards neither the thread nor the port is left. May be called twice."""
+        """Stop the thread and free the port. May be called twice."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
@@ -107,7 +107,7 @@ class KeyValueServer:
         try:
             await asyncio.wait_for(self._serve(reader, writer), REQUEST_TIMEOUT_SECONDS)
         except (asyncio.TimeoutError, ConnectionError, asyncio.CancelledError):
-            pass  # A slow, broken or late client loses its connection, nothing more.
+            pass  # A slow, broken or late client only loses its connection.
         finally:
             self._requests.discard(task)
             writer.close()
@@ -168,7 +168,7 @@ class KeyValueServer:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, int]:
-    """The method, the key and the length of the body."""
+    """Read the method, the key and the length of the body."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         lines = head.decode("ascii").split("\r\n")
@@ -181,7 +181,7 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, int]:
     except asyncio.LimitOverrunError:
         raise _Rejected(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None
     except asyncio.IncompleteReadError as error:
-        raise ConnectionError("the client left") from error
+        raise ConnectionError("the client disconnected") from error
     except ValueError:
         raise _Rejected(HTTPStatus.BAD_REQUEST) from None
     if num_bytes < 0:
@@ -197,21 +197,21 @@ async def _read_body(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
     try:
         return await reader.readexactly(num_bytes)
     except asyncio.IncompleteReadError as error:
-        raise ConnectionError("the client left") from error
+        raise ConnectionError("the client disconnected") from error
 
 
 _EVERYWHERE = ("", "0.0.0.0", "::", "*")
 
 
 class Rendezvous:
-    """Both stores, open until `close`; `host` is the driver's address as the workers see it."""
+    """Both stores, open until `close`; `host` is the driver's address as seen by workers."""
 
     def __init__(self, host: str) -> None:
         if host in _EVERYWHERE:
             raise ParameterError(
                 "host",
                 host,
-                "one address of this machine",
+                "a single address of this machine",
                 "The stores are unauthenticated and must not listen on every interface.",
             )
         self.host = host
@@ -231,21 +231,21 @@ class Rendezvous:
         self.store_port = int(self._store.port)
 
     def serve(self, backend: str) -> None:
-        """What a backend needs beside the stores: MPI a server of names."""
+        """Start what a backend needs in addition to the stores: for MPI, a name server."""
         if backend == "mpi" and self._store is not None:
             from sparkdml.comm.mpi_names import SERVER_KEY, name_server
 
             self._store.set(SERVER_KEY, name_server(interface_towards(self.host)))
 
     def sound_alarm(self, reason: str) -> None:
-        """Make every rank that waits in a collective raise, with this reason, within a second."""
+        """Make every rank that is blocked in a collective raise within a second."""
         if self._store is not None:
             Alarm(self._store).sound(reason)
 
     def close(self) -> None:
         """Stop both servers; a second call does nothing."""
         self._key_values.close()
-        self._store = None  # the last reference: its destructor stops the server's thread
+        self._store = None  # drops the last reference, whose destructor stops the server's thread
 
     def __enter__(self) -> Rendezvous:
         return self
@@ -260,7 +260,7 @@ class Rendezvous:
 
 
 def _tcp_store(host: str) -> TCPStore:
-    # Left to itself, TCPStore listens on every interface: so it gets a socket that is bound.
+    # By default, TCPStore listens on every interface, so pass it a socket that is already bound.
     with bind(host) as listener:
         port = listener.getsockname()[1]
         store = TCPStore(

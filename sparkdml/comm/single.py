@@ -1,4 +1,4 @@
-"""The communicator of a run with one worker: nothing to agree on."""
+"""The communicator of a run with one worker, where every collective is trivial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Done:
 
 
 class _NoPeers:
-    """Point to point among one: the ability is there, but nobody to talk to."""
+    """Point to point with one rank: the interface exists, but every call raises."""
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> NoReturn:
         raise no_peers("to", to)
@@ -35,7 +35,7 @@ class _NoPeers:
 
 
 def no_peers(parameter: str, rank: int | None) -> ParameterError:
-    return ParameterError(parameter, rank, "another rank, and there is only one", "Add workers.")
+    return ParameterError(parameter, rank, "another rank, but there is only one,", "Add workers.")
 
 
 class SingleCommunicator(Communicator):

@@ -1,8 +1,7 @@
-"""A communicator whose ranks are threads of one process: strategies are tested in milliseconds.
+"""A communicator whose ranks are threads of one process, for testing strategies in milliseconds.
 
-It adds in rank order, and it says so when ranks call different collectives.
-
-Where ranks that are threads of one process meet: their deposits, their mail, their failures.
+It reduces in rank order, and raises when ranks call different collectives. The ranks share one
+`ThreadHub`, which holds their contributions, messages and failures.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ Result = TypeVar("Result")
 
 
 @dataclass
-class _Meeting:
-    """One collective call: what each rank called, what it brought, who has taken the result."""
+class _Collective:
+    """One collective call: each rank's call and contribution, and which ranks have the result."""
 
     calls: dict[int, str] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
@@ -43,7 +42,7 @@ class _Meeting:
 
 @dataclass
 class _Mailbox:
-    """Messages from one rank to another with one tag; receivers claim them in order."""
+    """Messages from one rank to another with the same tag; receivers claim them in order."""
 
     messages: dict[int, Tensor] = field(default_factory=dict)
     num_arrived: int = 0
@@ -66,57 +65,57 @@ class _Mailbox:
 
 
 class ThreadHub:
-    """Shared by all ranks of one run. Waiting ends with an error, never with a hang.
+    """Shared by all ranks of a run. A wait ends with an error, never with a hang.
 
-    `who` below is always a rank of the whole world, so that one departed rank is noticed in every
-    group that it belonged to.
+    `who` is always a rank of the whole world, so that a departed rank is noticed in every group
+    that it belonged to.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._changed = threading.Condition()
-        self._meetings: dict[tuple[str, int], _Meeting] = {}
+        self._collectives: dict[tuple[str, int], _Collective] = {}
         self._mail: defaultdict[tuple[str, int, int, int], _Mailbox] = defaultdict(_Mailbox)
         self._departed: set[int] = set()
         self._failure: str | None = None
 
     def fail(self, reason: str) -> None:
-        """Wake everybody that waits, with an error; the first reason is kept."""
+        """Make all waits raise; the first reason is kept."""
         with self._changed:
             self._failure = self._failure or reason
             self._changed.notify_all()
 
     def depart(self, who: int) -> None:
-        """This rank will take part in nothing more."""
+        """Note that this rank will make no more calls."""
         with self._changed:
             self._departed.add(who)
             self._changed.notify_all()
 
     def deposit(self, group: str, sequence: int, who: int, call: str, value: Any) -> None:
         with self._changed:
-            meeting = self._meetings.setdefault((group, sequence), _Meeting())
-            meeting.calls[who] = call
-            meeting.values[who] = value
+            collective = self._collectives.setdefault((group, sequence), _Collective())
+            collective.calls[who] = call
+            collective.values[who] = value
             self._changed.notify_all()
 
     def collect(self, group: str, sequence: int, members: Sequence[int]) -> list[Any]:
-        """What every member deposited, in the order of `members`."""
+        """Wait for every member's contribution, and return them in the order of `members`."""
         key = (group, sequence)
 
         def all_arrived() -> list[Any] | None:
-            meeting = self._meetings[key]
-            missing = [who for who in members if who not in meeting.values]
+            collective = self._collectives[key]
+            missing = [who for who in members if who not in collective.values]
             self._check_not_departed(missing, all_needed=True)
-            return None if missing else [meeting.values[who] for who in members]
+            return None if missing else [collective.values[who] for who in members]
 
         with self._changed:
             values = self._wait_until(all_arrived, f"call {sequence} of group {group!r}")
-            meeting = self._meetings[key]
-            meeting.num_taken += 1
-            if meeting.num_taken == len(members):
-                del self._meetings[key]
-            if len(set(meeting.calls.values())) > 1:
-                calls = ", ".join(f"rank {who}: {meeting.calls[who]}" for who in members)
+            collective = self._collectives[key]
+            collective.num_taken += 1
+            if collective.num_taken == len(members):
+                del self._collectives[key]
+            if len(set(collective.calls.values())) > 1:
+                calls = ", ".join(f"rank {who}: {collective.calls[who]}" for who in members)
                 raise CommunicationError(f"ranks called different collectives: {calls}")
             return values
 
@@ -127,7 +126,7 @@ class ThreadHub:
             self._changed.notify_all()
 
     def claim(self, group: str, source: int, to: int, tag: int) -> int:
-        """The number of the next message that nobody waits for yet."""
+        """Claim the number of the next unclaimed message."""
         with self._changed:
             return self._mail[group, source, to, tag].claim()
 
@@ -144,7 +143,7 @@ class ThreadHub:
     def receive_any(
         self, group: str, sources: Sequence[int], to: int, tag: int
     ) -> tuple[int, Tensor]:
-        """The oldest unclaimed message of the first of the sources that has one."""
+        """Receive the oldest unclaimed message of the first source that has one."""
 
         def any_arrived() -> tuple[int, Tensor] | None:
             for source in sources:
@@ -172,14 +171,14 @@ class ThreadHub:
 
         if not self._changed.wait_for(attempted, self._timeout_seconds):
             raise CommunicationError(
-                f"waited {self._timeout_seconds} s (timeout_seconds) in vain for {what}"
+                f"timed out after {self._timeout_seconds} s (timeout_seconds) waiting for {what}"
             )
         return results[0]
 
     def _check_not_departed(self, needed: Sequence[int], *, all_needed: bool) -> None:
         departed = [who for who in needed if who in self._departed]
         if departed and (all_needed or len(departed) == len(needed)):
-            raise CommunicationError(f"rank {departed[0]} has left already")
+            raise CommunicationError(f"rank {departed[0]} has already left")
 
 
 def run_threads(
@@ -187,8 +186,8 @@ def run_threads(
 ) -> list[Result]:
     """Run `fn(comm)` on every rank and return the results in rank order.
 
-    When ranks raise, the others are released with a CommunicationError, and the error that came
-    first is raised here. A wait of more than `timeout_seconds` counts as an error too.
+    When a rank raises, the others are released with a CommunicationError, and the first error is
+    raised here. A wait of more than `timeout_seconds` also counts as an error.
     """
     if size < 1:
         raise ParameterError("size", size, "at least 1")
@@ -216,14 +215,14 @@ def run_threads(
         hub.fail("the run was interrupted")
         raise
     if errors:
-        # Those that were only released are effects; the cause is the first of another kind.
+        # The ranks that were released are effects; the cause is the first error of another kind.
         causes = [error for error in errors if not isinstance(error, CommunicationError)]
         raise (causes or errors)[0]
     return [results[rank] for rank in range(size)]
 
 
 class _Pending:
-    """An allreduce under way: what all ranks brought is reduced when this rank waits for it."""
+    """An allreduce in flight, which is computed when this rank waits for it."""
 
     def __init__(self, collect: Callable[[], list[Tensor]], target: Tensor, op: ReduceOp) -> None:
         self._collect: Callable[[], list[Tensor]] | None = collect
@@ -251,7 +250,7 @@ class _Receiving:
 
 
 class ThreadsCommunicator(Communicator):
-    """One rank of a group; `ranks` are the members' ranks in the world, in this group's order."""
+    """One rank of a group; `ranks` are its members' ranks in the world, in the group's order."""
 
     def __init__(self, hub: ThreadHub, group: str, ranks: Sequence[int], rank: int) -> None:
         self.rank, self.size = rank, len(ranks)
@@ -260,7 +259,7 @@ class ThreadsCommunicator(Communicator):
         self._closed = False
 
     def _begin(self, call: str, value: Any) -> Callable[[], list[Any]]:
-        """Bring a value; what is returned waits for everybody's."""
+        """Contribute a value; the returned function waits for those of all ranks."""
         if self._closed:
             raise CommunicationError("this communicator is closed")
         sequence = self._sequence
@@ -310,7 +309,7 @@ class ThreadsCommunicator(Communicator):
         found = [Layout.of(tensor) for tensor in received]
         check_alike([Layout(layout.dtype, ()) for layout in found])
         if expected is not None and found != expected:
-            allowed = f"those of what came: {[layout.shape for layout in found]}"
+            allowed = f"those of the received tensors: {[layout.shape for layout in found]}"
             raise ParameterError("lengths", lengths, allowed)
         return received
 
@@ -364,7 +363,7 @@ class ThreadsCommunicator(Communicator):
         )
 
     def close(self) -> None:
-        # Only the world's communicator is the end of a rank: others go on after a group is closed.
+        # Only closing the world's communicator ends a rank; it may close a group and continue.
         if not self._closed and self._group == "world":
             self._hub.depart(self._ranks[self.rank])
         self._closed = True
@@ -374,19 +373,19 @@ class ThreadsCommunicator(Communicator):
         self.close()
 
     def _count_sent(self, tensors: Sequence[Tensor]) -> None:
-        """One message to each other rank."""
+        """Count one message to each other rank."""
         others = [tensor.nbytes for rank, tensor in enumerate(tensors) if rank != self.rank]
         self.traffic.sent(sum(others), len(others))
 
     def _gather(self, call: str, tensor: Tensor) -> list[Tensor]:
         values: list[Tensor] = self._exchange(call, _copy(tensor))
         check_alike([Layout.of(value) for value in values])
-        # Each rank gets copies of its own, as it would from another process.
+        # Each rank gets its own copies, as it would from another process.
         return [value.clone() for value in values]
 
 
 class _Messages:
-    """Buffered messages: a send never waits for the receiver."""
+    """Buffered messages: a send does not wait for the receiver."""
 
     def __init__(
         self, hub: ThreadHub, group: str, ranks: Sequence[int], rank: int, traffic: Traffic

@@ -1,4 +1,4 @@
-"""The communicator over torch.distributed: gloo for tensors on the CPU, NCCL for those on GPUs."""
+"""The communicator over torch.distributed: gloo for CPU tensors, NCCL for GPU tensors."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _ALLREDUCE_OPTIONS = {op: _allreduce_options(op) for op in _OPS}
 
 
 class TorchCommunicator(ComposedCommunicator):
-    """Made by `open`, or by `split`. When a peer is lost, calls raise CommunicationError.
+    """Created by `open` or `split`. When a peer is lost, calls raise CommunicationError.
 
-    After `abort`, peers that wait for this rank raise within a second: by their sockets or, where
-    gloo can't be interrupted, by the alarm.
+    After `abort`, peers that wait for this rank raise within a second: because their sockets close
+    or, where gloo can't be interrupted, through the alarm.
     """
 
     native_dtypes = frozenset(
@@ -88,12 +88,12 @@ class TorchCommunicator(ComposedCommunicator):
     def open(
         cls, world: World, arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS
     ) -> TorchCommunicator:
-        """Join torch's default group; one that the user's code made is used and left alone."""
+        """Join torch's default group, or use the one that the user's code has created."""
         if dist.is_initialized():
             found = (dist.get_rank(), dist.get_world_size())
             if found != (world.rank, world.size):
                 raise SetupError(
-                    f"torch.distributed is initialised already, as rank {found[0]} of {found[1]}, "
+                    f"torch.distributed is already initialised as rank {found[0]} of {found[1]}, "
                     f"but this worker is rank {world.rank} of {world.size}. Call "
                     "destroy_process_group() first, or initialise it from the environment."
                 )
@@ -119,7 +119,7 @@ class TorchCommunicator(ComposedCommunicator):
         )
 
     def _begin(self, start: Callable[[Any], Any], device: torch.device) -> Work:
-        """Start a collective in the group for this device."""
+        """Start a collective in this device's group."""
         group = group_for(self._groups, device)
         try:
             work = start(group)
@@ -144,8 +144,8 @@ class TorchCommunicator(ComposedCommunicator):
         if len(set(counts)) == 1:
             self._begin(lambda group: group._allgather_base(gathered, words), words.device).wait()
             return gathered
-        # Gloo gathers equal sizes only. A broadcast from each rank moves nothing needlessly, where
-        # padding to the longest could need many times the memory.
+        # Gloo gathers only equal sizes. A broadcast from each rank moves no more than necessary,
+        # while padding to the longest could need many times the memory.
         pieces = torch.split(gathered, list(counts))
         pieces[self.rank].copy_(words)
         under_way = [
@@ -202,7 +202,7 @@ class TorchCommunicator(ComposedCommunicator):
         if not self._groups:
             return
         try:
-            # Who leaves first would cut off what others are still reading.
+            # A rank that left first would cut off the others' reads.
             self.barrier()
         except CommunicationError:
             self.abort()
@@ -213,8 +213,8 @@ class TorchCommunicator(ComposedCommunicator):
         if not self._groups:
             return
         self._alarm.sound(f"rank {self.rank} of {self.size} aborted")
-        self._watch.end_waits()  # those of this rank's other threads
-        # Releasing a group waits for what is under way in it, which may never end.
+        self._watch.end_waits()  # of this rank's other threads
+        # Releasing a group waits for its collectives in flight, which may never end.
         releasing = threading.Thread(target=self._release, name="sparkdml-abort", daemon=True)
         releasing.start()
         releasing.join(ABORT_PATIENCE_SECONDS)

@@ -1,7 +1,7 @@
-"""torch's process groups, one for each kind of device, made on a store of our own.
+"""torch's process groups, one per kind of device, created on the driver's store.
 
-The groups' own methods are called, not the `torch.distributed` functions around them, whose checks
-and dispatcher add to every small allreduce.
+They are called directly, not through the functions of `torch.distributed`, whose checks and
+dispatcher slow down small allreduces.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sparkdml.comm.base import World
 from sparkdml.comm.environment import temporary_environment
 from sparkdml.errors import CommunicationError, ParameterError
 
-# torch's own default. A lost peer closes its sockets and is noticed at once; one that hangs is
-# noticed by the driver; a collective that merely waits for a slow rank must not fail.
+# torch's default. A lost peer is noticed at once, as its sockets close, and a hanging one by the
+# driver; a collective that waits for a slow rank must not fail.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 # "cpu" or "cuda" -> torch's backend for it; typed Any because torch's stubs lack its collectives
@@ -28,7 +28,7 @@ Groups = dict[str, Any]
 
 
 def connect_store(world: World, arrival_timeout_seconds: float) -> tuple[Store, Alarm]:
-    """The driver's store, under a fresh prefix for each opening, once all ranks are there."""
+    """Connect to the driver's store, under a fresh prefix, and wait for all ranks."""
     address = f"{world.rendezvous_host}:{world.store_port}"
     try:
         server = TCPStore(
@@ -51,7 +51,7 @@ def connect_store(world: World, arrival_timeout_seconds: float) -> tuple[Store, 
 
 
 def fresh_prefix(server: Store, rank: int) -> Store:
-    """A part of the store that no earlier opening has used; all ranks open equally often."""
+    """Return a part of the store that no earlier call used; all ranks call it equally often."""
     opening = server.add(f"sparkdml/openings/{rank}", 1)
     return PrefixStore(f"sparkdml/{opening}", server)
 
@@ -64,12 +64,12 @@ def _wait_for_all_ranks(store: Store, world: World, timeout_seconds: float) -> N
     except dist.DistStoreError as error:
         missing = [rank for rank, name in enumerate(names) if not store.check([name])]
         raise CommunicationError(
-            f"ranks {missing} did not come within {timeout_seconds:g} s (arrival_timeout_seconds)"
+            f"ranks {missing} did not arrive within {timeout_seconds:g} s (arrival_timeout_seconds)"
         ) from error
 
 
 def init_default_group(store: Store, world: World) -> Groups:
-    """torch's default group, so that the user's own `torch.distributed` calls work as well."""
+    """Initialise torch's default group, so that the user's `torch.distributed` calls also work."""
     on_cuda = world.device.startswith("cuda")
     with temporary_environment(interface_variables(world.interface)):
         try:
@@ -87,10 +87,10 @@ def init_default_group(store: Store, world: World) -> Groups:
 
 
 def default_groups() -> Groups:
-    """What torch's default group, ours or the user's, has for each kind of device."""
+    """Return the backends of torch's default group, ours or the user's, by kind of device."""
     group = dist.group.WORLD
     assert group is not None
-    # Gloo says of itself that it serves every kind of device, also where torch has none of them.
+    # Gloo reports that it supports every kind of device, even those that torch was built without.
     kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     served = {device.type for device in group._device_types}
     return {kind: group._get_backend(torch.device(kind)) for kind in kinds if kind in served}
@@ -108,7 +108,7 @@ def group_for(groups: Groups, device: torch.device) -> Any:
 def make_groups(
     store: Store, rank: int, size: int, kinds: Iterable[str], interface: str | None
 ) -> Groups:
-    """Groups that torch's registry doesn't know: any order of ranks, and gone when closed."""
+    """Create groups outside torch's registry: ranks in any order, and freed when closed."""
     groups: Groups = {}
     with temporary_environment(interface_variables(interface)):
         try:

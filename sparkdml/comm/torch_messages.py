@@ -1,4 +1,4 @@
-"""Point to point over a torch process group."""
+"""Point-to-point messages over a torch process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkdml.comm.traffic import Traffic
 
 
 class _Receiving:
-    """A message on its way into a buffer, and from there to where it belongs."""
+    """A message being received into a buffer, and copied from there to its target."""
 
     def __init__(self, work: Work, buffer: Tensor, target: Tensor) -> None:
         self._work, self._buffer, self._target = work, buffer, target
@@ -31,8 +31,8 @@ class _Receiving:
 class TorchMessages:
     """Sends wait until the message has left; a tensor must not change before `isend`'s work ends.
 
-    Sender and receiver agree on dtype and shape. Gloo receives from anyone, NCCL does not; who
-    waits for anyone's message does not hear the alarm.
+    Sender and receiver must use the same dtype and shape. Gloo can receive from any rank, NCCL
+    can't; the alarm does not interrupt a receive from any rank.
     """
 
     def __init__(

@@ -1,10 +1,8 @@
-"""Waiting for torch's work, with its errors turned into ours.
+"""Waits for torch's collectives and messages, polls the alarm meanwhile, and translates errors.
 
-Waits for gloo's messages, which end when the alarm is sounded.
-
-Such a wait can't look up now and then, as that for a collective does: when its time is up, gloo
-breaks all connections of the group. But that is just what is wanted once the run has failed. So a
-thread looks at the alarm for those who wait, and then lets a receive of its own run out of time.
+A wait for a collective polls the alarm between short time-outs. A wait for a message can't: when it
+times out, gloo breaks all connections of the group. That is what is wanted once the run has failed,
+so a thread (`MessageWatch`) polls the alarm and then lets a receive of its own time out.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _LOOK_EVERY = timedelta(seconds=LOOK_EVERY_SECONDS)
 
 
 class TorchWork:
-    """A collective under way in one of torch's process groups."""
+    """A collective in flight in one of torch's process groups."""
 
     __slots__ = ("_alarm", "_work")
 
@@ -43,8 +41,7 @@ class TorchWork:
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-        # That may have been the time-out, with the work done a moment later: what became of it is
-        # what it says now.
+        # The wait may have timed out just before the work completed, so ask the work again.
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -53,10 +50,10 @@ class TorchWork:
 
 
 class PlainWork:
-    """Work that is waited for without a time-out.
+    """Work that is awaited without a time-out.
 
-    NCCL's, where waiting only orders streams and a time-out would block the host; and gloo's
-    message from anyone, where a time-out breaks all connections.
+    This is NCCL's, where a wait only orders streams and a time-out would block the host, and gloo's
+    receive from any rank, where a time-out breaks all connections.
     """
 
     __slots__ = ("_alarm", "_work")
@@ -72,14 +69,14 @@ class PlainWork:
 
     @property
     def source(self) -> int:
-        """After `wait`: the rank that a message came from."""
+        """After `wait`: the rank that sent the message."""
         return int(self._work._source_rank())
 
 
 def failed(error: RuntimeError, alarm: Alarm) -> CommunicationError:
-    """torch's error as ours, to be raised; the other ranks are told at once."""
+    """Convert torch's error to a CommunicationError to raise, and sound the alarm."""
     first_line = str(error).partition("\n")[0]
-    failure = CommunicationError(f"a collective failed; a peer is probably gone: {first_line}")
+    failure = CommunicationError(f"a collective failed; a rank is probably gone: {first_line}")
     alarm.sound(str(failure))
     return failure
 
@@ -91,10 +88,10 @@ _AT_ONCE = timedelta(milliseconds=1)
 
 
 class MessageWatch:
-    """For the messages of one communicator: a thread, from the first wait until `close`, or until
-    nobody has the communicator any more.
+    """Ends waits for messages of one communicator when the run has failed.
 
-    Gloo does not release who waits for anyone's message: there is nobody from whom it would come.
+    Its thread runs from the first wait until `close`, or until the communicator is garbage. It
+    can't end gloo's receives from any rank, which have no connection that could break.
     """
 
     def __init__(self, groups: Groups, rank: int, size: int, alarm: Alarm) -> None:
@@ -106,7 +103,7 @@ class MessageWatch:
         self._thread: threading.Thread | None = None
 
     def enter(self, work: MessageWork) -> None:
-        """Called for every message: nothing here may take time."""
+        """Register a wait; called for every message, so it must be fast."""
         self._waiting.add(work)
         if self._thread is None:
             self._start()
@@ -115,14 +112,11 @@ class MessageWatch:
         self._waiting.discard(work)
 
     def end_waits(self) -> None:
-        """Make those who wait raise, though their message never comes; the group is of no use then.
-
-        Peers see that the connections are gone.
-        """
+        """Make all waits raise. Afterwards the group is unusable and its peers disconnected."""
         group = self._groups.get("cpu")
         if group is None or not self._waiting:
             return
-        # One time-out breaks all connections, but with a peer that is gone it does not come to one.
+        # One time-out breaks all connections, but a receive from a lost peer does not time out.
         for peer in self._peers:
             with contextlib.suppress(RuntimeError):
                 group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(_AT_ONCE)
@@ -133,16 +127,18 @@ class MessageWatch:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                place = (weakref.ref(self), self._closed)
                 self._thread = threading.Thread(
-                    target=_look_now_and_then, args=place, name=THREAD_NAME, daemon=True
+                    target=_poll,
+                    args=(weakref.ref(self), self._closed),
+                    name=THREAD_NAME,
+                    daemon=True,
                 )
                 self._thread.start()
 
     def look(self, waited: set[MessageWork]) -> set[MessageWork]:
-        """Who waits now; `waited` did so at the last look."""
+        """Return the current waits; `waited` are those of the last poll."""
         waiting = self._waiting.copy()
-        if waited & waiting:  # for long: a message on its way costs no question to the driver
+        if waited & waiting:  # only long waits are worth a question to the driver
             try:
                 self._alarm.check()
             except CommunicationError:
@@ -150,15 +146,15 @@ class MessageWatch:
         return waiting
 
 
-def _look_now_and_then(reference: weakref.ref[MessageWatch], closed: threading.Event) -> None:
+def _poll(reference: weakref.ref[MessageWatch], closed: threading.Event) -> None:
     waited: set[MessageWork] = set()
     while not closed.wait(LOOK_EVERY_SECONDS / 2) and (watch := reference()) is not None:
         waited = watch.look(waited)
-        del watch  # the communicator may go meanwhile, and its connections with it
+        del watch  # so that the communicator and its connections can be freed meanwhile
 
 
 class MessageWork:
-    """A message under way."""
+    """A message in flight."""
 
     __slots__ = ("_alarm", "_watch", "_work")
 
@@ -176,7 +172,7 @@ class MessageWork:
 
 
 def message_failed(error: RuntimeError, alarm: Alarm) -> CommunicationError:
-    """torch's error as ours: the alarm's reason, where that is why the connections are gone."""
+    """Convert torch's error, preferring the alarm's reason if that broke the connections."""
     try:
         alarm.check()
     except CommunicationError as told:

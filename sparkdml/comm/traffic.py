@@ -1,9 +1,8 @@
-"""What a rank sends: bytes and messages, counted where they leave it.
+"""Counts the bytes and messages that a rank sends.
 
-A wire that is ours counts each message as it is sent. The collectives of Horovod, gloo and NCCL
-can't be looked into, so those count what their algorithm moves: a ring for reductions and gathers,
-a chain for broadcasts. Threads count as if they were processes. The tables and pictures of
-`dml.compare` come from these numbers.
+Our own protocols count each message when it is sent. The internals of Horovod, gloo and NCCL are
+not visible, so their collectives count what the algorithm moves: a ring for reductions and gathers,
+a chain for broadcasts. Threads count as if they were processes. `dml.compare` shows these numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 
 
 class Traffic:
-    """Sums of one rank; may be added to from any thread."""
+    """The sums of one rank; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +19,7 @@ class Traffic:
         self._taken = (0, 0)
 
     def sent(self, num_bytes: int, messages: int = 1) -> None:
-        """So much has left, or is about to."""
+        """Count bytes and messages that were or are about to be sent."""
         with self._lock:
             self._bytes += num_bytes
             self._messages += messages
@@ -34,24 +33,24 @@ class Traffic:
         return self._messages
 
     def take(self) -> tuple[int, int]:
-        """Bytes and messages since the last call."""
+        """Return the bytes and messages since the last call."""
         with self._lock:
             now, before = (self._bytes, self._messages), self._taken
             self._taken = now
         return now[0] - before[0], now[1] - before[1]
 
     def allreduced(self, num_bytes: int, size: int) -> None:
-        """A ring: a reduce-scatter, then an allgather, of one n-th at a time."""
+        """Count a ring: a reduce-scatter, then an allgather, of one n-th at a time."""
         self.sent(2 * num_bytes * (size - 1) // size, 2 * (size - 1))
 
     def broadcasted(self, num_bytes: int, size: int) -> None:
-        """A chain: every rank but the last passes it on; the mean over the ranks."""
+        """Count a chain, where every rank but the last forwards the data: the mean over ranks."""
         self.sent(num_bytes * (size - 1) // size, int(size > 1))
 
     def gathered(self, own_bytes: int, size: int) -> None:
-        """A ring: each piece visits every rank; as if all were as long as this one."""
+        """Count a ring, where each piece visits every rank, as if all had this one's length."""
         self.sent(own_bytes * (size - 1), size - 1)
 
     def scattered(self, num_bytes: int, size: int) -> None:
-        """Each rank sends every other one its part."""
+        """Count one part sent to each other rank."""
         self.sent(num_bytes * (size - 1) // size, size - 1)

@@ -1,4 +1,7 @@
-"""The interface of compression: a scheme, and what adds up the buckets of a run by it."""
+"""The interface of compression: a scheme, and its reducer, which sums the buckets of a run.
+
+Reducers run in a worker: a reduction starts during backward and ends on the thread that awaits it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class Compression(ABC):
 
 
 class Uncompressed(Reducer):
-    """As they are, stats and all, in one message a bucket."""
+    """Sums buckets uncompressed, including their stats, in one message per bucket."""
 
     def __init__(self, comm: Communicator, buckets: Sequence[Bucket]) -> None:
         self._begin = [comm.repeated(bucket.tensor) for bucket in buckets]

@@ -1,8 +1,8 @@
-"""Error feedback: what was not sent is owed, and sent later.
+"""Error feedback: what was not sent is kept as a residual, and sent later.
 
-Debts are in units of a row's gradient. Batches differ in size, and so do the ranks' shares of a
-step: a debt that was made in a full batch must weigh no more in the last, short one than the
-gradient beside it does. A rank without rows sends nothing, and owes what it owed.
+Residuals are in units of one row's gradient. Batches differ in size, and so do the ranks' shares of
+a step: a residual from a full batch must weigh no more in the last, short batch than the gradients
+of that batch do. A rank without rows sends nothing and keeps its residual.
 (Seide et al. 2014, Interspeech; Karimireddy et al. 2019, arXiv 1901.09847.)
 """
 
@@ -21,17 +21,17 @@ from sparkdml.compression.base import Reducer, Unfinished, begin_stats
 from sparkdml.training.flat import Bucket, FlatParams
 from sparkdml.training.totals import ROWS
 
-# Ends an exchange: what of this rank was sent, and the sum of what all ranks sent.
+# Ends an exchange; returns what this rank has sent, and the sum of what all ranks have sent.
 End = Callable[[], tuple[Tensor, Tensor]]
 
 
 def with_residual(sums: Tensor, residual: Tensor, rows: float) -> Tensor:
-    """What should be sent for so many rows: their gradients' sum, and what is owed."""
+    """Return what should be sent for `rows` rows: the sum of their gradients, and the residual."""
     return torch.add(sums, residual, alpha=rows)
 
 
 def compensate_(residual: Tensor, wanted: Tensor, sent: Tensor, rows: float) -> None:
-    """What is owed after `sent` was sent where `wanted` should have been, in place."""
+    """Update the residual in place, after `sent` was sent instead of `wanted`."""
     if rows:
         torch.sub(wanted, sent, out=residual).div_(rows)
 
@@ -55,8 +55,8 @@ class ResidualReducer(Reducer):
 
     def reduce_async_(self, index: int) -> Work:
         bucket, residual = self.buckets[index], self._residuals[index]
-        # This rank's own: all were counted in the forward passes, before the first gradient was
-        # complete. They are read before the stats are on their way to be summed.
+        # This rank's own rows: all were counted in the forward passes, before the first gradient
+        # was complete. Read them before the stats are summed.
         rows = float(self._params.stats[ROWS])
         is_empty = not bucket.grads.numel()
         begun = begin_stats(self.comm, bucket) if is_empty or not self.sends_stats else []
@@ -81,11 +81,14 @@ class ResidualReducer(Reducer):
         """
 
     def state(self) -> State:
-        """Each rank's own; with another number of ranks all begin without residuals."""
+        """Return this rank's residuals; with another number of ranks, all start from zero.
+
+        "debts" is their name in checkpoints since the first release.
+        """
         return {"debts": Entry(self._residuals, "reset")}
 
     def load(self, state: Mapping[str, Any]) -> list[str]:
-        return load_all_("debts", self._residuals, state.get("debts"))
+        return load_all_("residuals", self._residuals, state.get("debts"))
 
 
 def copy_all_(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -94,7 +97,7 @@ def copy_all_(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def load_all_(what: str, own: Sequence[Tensor], saved: Sequence[Tensor] | None) -> list[str]:
-    """From a checkpoint, if it has them; what is lost as they have other shapes, if anything."""
+    """Restore tensors from a checkpoint, if saved; return `[what]` if their shapes differ."""
     if saved is None:
         return []
     if [tensor.shape for tensor in saved] != [tensor.shape for tensor in own]:

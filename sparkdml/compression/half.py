@@ -1,9 +1,10 @@
-"""Sixteen bits on the wire: half the bytes, and a rounding error that isn't worth a debt.
+"""Gradients in sixteen bits: half the bytes, and a rounding error too small for error feedback.
 
 FP16 has eleven bits of precision and a small range. So each bucket has a scale, a power of two that
-follows the last agreed gradient, the same on every rank without a word. Should a sum overflow all
-the same, every rank sees it, and the bucket is sent once more, in full. (Scaling as in Micikevicius
-et al. 2018, arXiv 1710.03740.) BF16 has float32's range and eight bits of precision.
+follows the last averaged gradient and is therefore the same on every rank without communication. If
+a sum overflows nevertheless, every rank sees it, and the bucket is sent again in full precision.
+(Scaling as in Micikevicius et al. 2018, arXiv 1710.03740.) BF16 has float32's range and eight bits
+of precision.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from sparkdml.comm.base import Communicator, Work
 from sparkdml.compression.base import Compression, Reducer, Unfinished, begin_stats
 from sparkdml.training.flat import Bucket, FlatParams
 
-TARGET = 10  # the largest number of the last sum would have become 2**TARGET; 2**16 is too large
+TARGET = 10  # scales the last sum's largest number to 2**TARGET; 2**16 would overflow
 
 
 def next_scale(largest: float, scale: float) -> float:
-    """The power of two that brings `largest` near 2**TARGET; the old one if it is no use."""
+    """Return the power of two that scales `largest` to about 2**TARGET, or else the old scale."""
     if not largest or not math.isfinite(largest):
         return scale
     exponent = TARGET - math.frexp(largest)[1]
@@ -33,7 +34,7 @@ def next_scale(largest: float, scale: float) -> float:
 
 
 class HalfReducer(Reducer):
-    """Rounds each bucket to a half-precision type, in memory that is kept from step to step."""
+    """Rounds each bucket to a half-precision dtype, in memory that is reused in every step."""
 
     def __init__(self, dtype: torch.dtype, comm: Communicator, buckets: Sequence[Bucket]) -> None:
         self._comm, self._buckets = comm, buckets
@@ -58,7 +59,7 @@ class HalfReducer(Reducer):
         return Unfinished(begun, finish)
 
     def _round(self, index: int) -> None:
-        """Write what is sent. The gradients stay as they are until its sum is here."""
+        """Round the gradients into the buffer; they stay unchanged until the sum has arrived."""
         self._small[index].copy_(self._grads[index])
 
     def _take_sum(self, index: int) -> None:
@@ -66,13 +67,13 @@ class HalfReducer(Reducer):
 
 
 class ScaledReducer(HalfReducer):
-    """As float16, each bucket with a scale."""
+    """Rounds to float16, with one scale per bucket."""
 
     def __init__(self, comm: Communicator, buckets: Sequence[Bucket]) -> None:
         super().__init__(torch.float16, comm, buckets)
         self._lengths = [len(grads) for grads in self._grads]
         self._scales = [1.0] * len(buckets)
-        # Of all buckets together, as each is done with it in one go.
+        # Shared by all buckets, as each needs it only within one call.
         self._scratch = self._grads[0].new_empty(max(self._lengths), dtype=torch.float32)
 
     def _round(self, index: int) -> None:
@@ -103,13 +104,13 @@ class ScaledReducer(HalfReducer):
 
 
 def largest_of(numbers: Tensor) -> float:
-    """By size; infinite or NaN if there is one such among them."""
+    """Return the largest absolute value; infinite or NaN if any number is."""
     low, high = torch.stack(torch.aminmax(numbers)).tolist()
     return float(max(-low, high))
 
 
 def sum_exchanged_(comm: Communicator, small: Tensor) -> None:
-    """The sum where the backend would reduce wider numbers: a part each, added up in float32."""
+    """Sum over ranks with a backend that can't reduce this dtype: each adds a part in float32."""
     parts = torch.tensor_split(small, comm.size)
     lengths = [len(part) for part in parts]
     received = comm.alltoall(parts, [lengths[comm.rank]] * comm.size)
@@ -119,7 +120,7 @@ def sum_exchanged_(comm: Communicator, small: Tensor) -> None:
 
 @dataclass(frozen=True)
 class FP16(Compression):
-    """Gradients travel as float16, scaled so that neither large nor small ones are lost."""
+    """Send gradients as float16, scaled so that neither large nor small ones are lost."""
 
     any_topology: ClassVar[bool] = True
     has_residuals: ClassVar[bool] = False
@@ -130,7 +131,7 @@ class FP16(Compression):
 
 @dataclass(frozen=True)
 class BF16(Compression):
-    """Gradients travel as bfloat16: any size of number, with two to three digits of it."""
+    """Send gradients as bfloat16: float32's range, with two to three significant digits."""
 
     any_topology: ClassVar[bool] = True
     has_residuals: ClassVar[bool] = False

@@ -1,13 +1,13 @@
-"""One bit a number: its sign, and for each column of a matrix the means of both signs.
+"""One bit per number: its sign, plus the means of both signs for each column of a matrix.
 
-A quantised reduce-scatter, then a requantised allgather: each rank sends every other one that one's
-part of the gradient in bits, adds up in float32 what it has received for its own part, and sends
-the sum in bits to all. What is lost is owed at both ends. (Seide, Fu, Droppo, Li and Yu 2014,
-"1-bit stochastic gradient descent and its application to data-parallel distributed training of
-speech DNNs", Interspeech.)
+It is a quantised reduce-scatter, followed by a requantised allgather: each rank sends every other
+rank's part of the gradient to that rank in bits, sums the parts that it receives in float32, and
+sends the sum in bits to all. Both quantisation errors are kept as residuals. (Seide, Fu, Droppo, Li
+and Yu 2014, "1-bit stochastic gradient descent and its application to data-parallel distributed
+training of speech DNNs", Interspeech.)
 
-A column is what leads to one unit of a layer: a row of torch's weights. Short ones share their
-means with their neighbours, so that bits are most of what is sent.
+A column holds the weights of one unit of a layer: a row of torch's weights. Short columns share
+their means with their neighbours, so that bits are most of what is sent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PLACES = 2 ** torch.arange(8, dtype=torch.uint8)
 
 
 def column_lengths(shape: torch.Size) -> list[int]:
-    """Of a parameter's columns, with short ones put together and long ones cut."""
+    """Return the lengths of a parameter's columns, with short ones merged and long ones cut."""
     count = shape.numel()
     column = max(1, count // shape[0] if len(shape) > 1 and count else count)
     if column < MIN_COLUMN:
@@ -52,7 +52,7 @@ def _cut(count: int, length: int) -> list[int]:
 
 
 class Columns:
-    """A stretch of columns, by their lengths."""
+    """Consecutive columns, given by their lengths."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | None = None) -> None:
         self.num_columns, self.num_numbers = len(lengths), sum(lengths)
@@ -63,7 +63,7 @@ class Columns:
         self._pair = torch.repeat_interleave(pairs, repeats).to(device)
 
     def quantise(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """The bits, and a row of two means for each column: of what is below 0, and of the rest."""
+        """Return the bits, and per column the means of the numbers below 0 and of the others."""
         bits = flat >= 0
         places, size = self._pair + bits, 2 * self.num_columns
         sums = flat.new_zeros(size).index_add_(0, places, flat)
@@ -71,26 +71,26 @@ class Columns:
         return bits, means.bfloat16().view(-1, 2)
 
     def restore(self, bits: Tensor, means: Tensor) -> Tensor:
-        """What bits and means stand for."""
+        """Return the numbers that bits and means encode."""
         return means.float().view(-1).index_select(0, self._pair + bits)
 
     def write(self, rows: float, bits: Tensor, means: Tensor) -> Tensor:
-        """A message: how many rows are in it, the means, the bits."""
+        """Encode a message: the number of rows, the means, the bits."""
         head = torch.tensor([rows], dtype=torch.float32, device=bits.device)
         return torch.cat([head.view(torch.uint8), means.reshape(-1).view(torch.uint8), pack(bits)])
 
     def read(self, message: Tensor) -> tuple[float, Tensor]:
-        """How many rows are in a message, and the numbers that it stands for."""
+        """Decode a message into its number of rows and its numbers."""
         start = 4 + 4 * self.num_columns
-        # Clones begin at an even place in memory, wherever the message does.
+        # Clones are aligned in memory, which the message's slices need not be.
         means = message[4:start].clone().view(torch.bfloat16)
         bits = unpack(message[start:], self.num_numbers)
         return float(message[:4].clone().view(torch.float32)), self.restore(bits, means)
 
 
 def pack(bits: Tensor) -> Tensor:
-    """Eight bits a byte, the first one lowest."""
-    if bits.device.type == "cpu":  # a thirtieth of the time
+    """Pack eight bits per byte, the first one lowest."""
+    if bits.device.type == "cpu":  # 30 times as fast
         return torch.from_numpy(np.packbits(bits.numpy(), bitorder="little"))
     return pack_with_torch(bits)
 
@@ -114,7 +114,7 @@ def unpack_with_torch(packed: Tensor, count: int) -> Tensor:
 
 
 def cut_evenly(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Columns in order, as `size` parts of about equally many numbers; some may be empty."""
+    """Split the columns, in order, into `size` parts of about the same size; some may be empty."""
     ends = torch.tensor(lengths, dtype=torch.float64).cumsum(0)
     total = float(ends[-1]) if lengths else 0.0
     targets = torch.tensor([total * part / size for part in range(1, size)], dtype=torch.float64)
@@ -123,9 +123,9 @@ def cut_evenly(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 class OneBitReducer(ResidualReducer):
-    """Debts of two kinds: of what this rank has sent of its own, and of its part of the sum.
+    """Keeps two residuals: of this rank's own gradients, and of its part of the sum.
 
-    Stats go to every rank as they are, behind the bits of its part, and each adds them up.
+    Stats are sent to every rank uncompressed, after the bits of its part, and summed there.
     """
 
     sends_stats: ClassVar[bool] = True
@@ -134,7 +134,7 @@ class OneBitReducer(ResidualReducer):
         super().__init__(comm, params, buckets)
         device = params.values.device
         self._columns: list[Columns] = []
-        self._parts: list[list[Columns]] = []  # the same, as each rank has a part of them
+        self._parts: list[list[Columns]] = []  # the same, split by rank
         for bucket in buckets:
             lengths = [length for shape in bucket.shapes for length in column_lengths(shape)]
             self._columns.append(Columns(lengths, device))
@@ -182,16 +182,16 @@ class OneBitReducer(ResidualReducer):
     def load(self, state: Mapping[str, Any]) -> list[str]:
         lost = super().load(state)
         if lost:  # parts of other buckets, though one may be as long as this rank's
-            return [*lost, "debts of sums"]
-        return load_all_("debts of sums", self._sum_residuals, state.get("sum_debts"))
+            return [*lost, "residuals of sums"]
+        return load_all_("residuals of sums", self._sum_residuals, state.get("sum_debts"))
 
 
 @dataclass(frozen=True)
 class OneBit(Compression):
-    """Send the signs of the gradient and two means for each column, with error feedback.
+    """Send the signs of the gradient and two means per column, with error feedback.
 
-    About a thirtieth of the bytes of float32. What is owed is paid late, which momentum amplifies:
-    with momentum, begin with half the learning rate.
+    It sends about a thirtieth of the bytes of float32. Residuals are applied late, which momentum
+    amplifies: with momentum, start with half the learning rate.
     """
 
     any_topology: ClassVar[bool] = False

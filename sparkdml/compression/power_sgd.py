@@ -1,11 +1,11 @@
-"""Gradients of matrices as products of two thin ones, found by one step of power iteration.
+"""Low-rank gradients: each matrix as the product of two thin ones, by one power iteration step.
 
-The thin ones are linear in the gradient, so allreduce adds them up. A step begins with the last
-one's result, which is near: gradients change slowly. Vectors, and matrices that would not get
-smaller, travel as they are. (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727.)
+The thin matrices are linear in the gradient, so allreduce can sum them. A step starts from the last
+result, which is close, as gradients change slowly. Vectors, and matrices that would not get
+smaller, are sent uncompressed. (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727.)
 
-Each rank works out the base and the products by itself, so that the sums are the same on every rank
-only where the ranks' processors (and their linear algebra) round alike.
+Each rank computes the basis and the products by itself, so the sums are the same on every rank only
+if the ranks' processors (and their linear algebra) round identically.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sparkdml.training.flat import Bucket, FlatParams
 
 
 def thin_shape(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
-    """The matrix that a parameter is taken for, if it is worth it: a row for each output."""
+    """Return the shape of a parameter as a matrix with a row per output, or None if too small."""
     if len(shape) < 2 or 0 in shape:
         return None
     height, width = shape[0], torch.Size(shape).numel() // shape[0]
@@ -35,33 +35,33 @@ def thin_shape(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
 
 
 def orthogonal(columns: Tensor) -> Tensor:
-    """An orthonormal base of what the columns span; columns of zeros get any direction."""
+    """Return an orthonormal basis of the columns' span; columns of zeros get any direction."""
     base: Tensor = torch.linalg.qr(columns).Q
     return base
 
 
 def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A copy of all in one flat tensor, and views of it in their shapes."""
+    """Copy all tensors into one flat tensor, and return it with views in their shapes."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
     views = flat.split_with_sizes([tensor.numel() for tensor in tensors])
     return flat, [view.view(tensor.shape) for view, tensor in zip(views, tensors, strict=True)]
 
 
 def multiply_(into: Sequence[Tensor], left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
-    """Each product of two thin matrices, where it belongs."""
+    """Write each product of two thin matrices to its target."""
     for target, one, other in zip(into, left, right, strict=True):
         torch.mm(one, other.T, out=target)
 
 
 class PowerReducer(ResidualReducer):
-    """Two allreduces a bucket: the first overlaps with backward, the second follows from it."""
+    """Two allreduces per bucket: the first overlaps with backward, the second needs its result."""
 
     def __init__(
         self, rank: int, comm: Communicator, params: FlatParams, buckets: Sequence[Bucket]
     ) -> None:
         super().__init__(comm, params, buckets)
         self._shapes = [[thin_shape(shape, rank) for shape in b.shapes] for b in buckets]
-        self._bases: list[list[Tensor]] = []  # a thin matrix for each wide one, the last result
+        self._bases: list[list[Tensor]] = []  # the last result: a thin matrix for each wide one
         generator = torch.Generator().manual_seed(0)  # the same on every rank
         for shapes in self._shapes:
             thin = [(shape[1], min(rank, *shape)) for shape in shapes if shape is not None]
@@ -69,7 +69,7 @@ class PowerReducer(ResidualReducer):
             self._bases.append([base.to(params.values.device) for base in bases])
 
     def _parted(self, index: int, flat: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of a bucket's parameters: those that are taken for matrices, and the others."""
+        """Return views of a bucket's parameters: those compressed as matrices, and the others."""
         sizes = [shape.numel() for shape in self.buckets[index].shapes]
         pairs = list(zip(flat.split_with_sizes(sizes), self._shapes[index], strict=True))
         matrices = [piece.view(shape) for piece, shape in pairs if shape is not None]
@@ -95,7 +95,7 @@ class PowerReducer(ResidualReducer):
             multiply_(into, left, right)
             copy_all_(others_into, parts[len(lefts) :])
             for base, result in zip(bases, right, strict=True):
-                if bool(result.any()):  # a step without rows has no direction to go on from
+                if bool(result.any()):  # a step without rows has no direction to start from
                     base.copy_(result)
             return sent, total
 
@@ -107,7 +107,7 @@ class PowerReducer(ResidualReducer):
     def load(self, state: Mapping[str, Any]) -> list[str]:
         lost = super().load(state)
         if "bases" in state:
-            # They belong to parameters, whatever buckets those are in.
+            # They belong to parameters, independent of the buckets.
             own, saved = list(chain(*self._bases)), list(chain(*state["bases"]))
             lost += load_all_("bases", own, saved)
         return lost
@@ -118,8 +118,8 @@ class PowerSGD(Compression):
     """Send each matrix of the gradient as a product of two thin ones, with error feedback.
 
     Args:
-        rank: how thin: the number of columns of both. A matrix of n by m numbers becomes
-            rank * (n + m).
+        rank: the number of columns of the thin matrices. A matrix of n by m numbers is sent as
+            rank * (n + m) numbers.
     """
 
     rank: int = 2

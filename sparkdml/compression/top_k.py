@@ -1,4 +1,4 @@
-"""Only the largest part of the gradient travels, as indices and values; the rest is owed.
+"""Sends only the largest entries of the gradient, as indices and values; the rest is a residual.
 
 (Aji and Heafield 2017, arXiv 1704.05021; Lin et al. 2018, "Deep Gradient Compression", arXiv
 1712.01887, without its momentum correction: the optimizer is the user's own.)
@@ -21,19 +21,19 @@ from sparkdml.training.flat import Bucket, FlatParams
 
 
 def largest(flat: Tensor, count: int) -> Tensor:
-    """So many of the largest by size, as pairs of an index and a float's bits, by index."""
+    """Return the `count` largest entries as pairs of an index and a float's bits, by index."""
     indices = flat.abs().topk(count, sorted=False).indices.sort().values
     return torch.stack([indices.to(torch.int32), flat[indices].view(torch.int32)], dim=1)
 
 
 def spread(pairs: Tensor, into: Tensor) -> Tensor:
-    """Add the pairs' values to where they belong."""
+    """Add the pairs' values at their indices."""
     values = pairs[:, 1].contiguous().view(torch.float32)
     return into.index_add_(0, pairs[:, 0].long(), values)
 
 
 class TopKReducer(ResidualReducer):
-    """Each rank's pairs go to all others, and are added up in rank order."""
+    """Sends each rank's pairs to all others, which add them up in rank order."""
 
     def __init__(
         self,
@@ -61,12 +61,12 @@ class TopKReducer(ResidualReducer):
 
 @dataclass(frozen=True)
 class TopK(Compression):
-    """Send the largest part of each bucket, with error feedback.
+    """Send the largest entries of each bucket, with error feedback.
 
-    It sends fewer bytes than allreduce where `fraction` times the number of workers is below 1.
+    It sends fewer bytes than allreduce if `fraction` times the number of workers is below 1.
 
     Args:
-        fraction: of the numbers of each bucket, above 0 and at most 1.
+        fraction: the fraction of each bucket's numbers to send, above 0 and at most 1.
     """
 
     fraction: float = 0.01

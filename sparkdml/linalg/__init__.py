@@ -1,1 +1,1 @@
-"""Linear algebra over the rows of a DataFrame, by torch, in the same gangs that train."""
+"""Linear algebra over the rows of a DataFrame with torch, in the same workers that train."""

@@ -32,7 +32,7 @@ def test_a_failure_is_raised_as_it_is_and_then_fails_all_that_follows(order):
     with pytest.raises(MemoryError, match="no room"):
         first.wait()
     for step in (first, second):
-        with pytest.raises(CommunicationError, match="earlier allreduce has failed: no room"):
+        with pytest.raises(CommunicationError, match="earlier allreduce failed: no room"):
             step.wait()
     assert not order.is_idle
 

@@ -67,7 +67,7 @@ def test_survivors_of_a_killed_rank_raise_within_seconds(backend: str, victim: i
     assert "ended with -9" in errors[victim]
     for seconds, message in results.values():
         assert seconds < 5
-        assert "a peer is probably gone" in message
+        assert "a rank is probably gone" in message
 
 
 def raise_on_rank_1(world: World, backend: str) -> str:

@@ -189,9 +189,9 @@ class TestLengths:
 
 
 class OneProcess(Segment):
-    """Memory for ranks that are threads, which can't leave seats: those are a process's."""
+    """Memory for ranks that are threads, which have no record locks: those belong to a process."""
 
-    def has_left(self, seat: int) -> bool:
+    def has_left(self, local_rank: int) -> bool:
         return False
 
 
@@ -353,7 +353,7 @@ def refuse_memory(base: Communicator, rank: int) -> bool:
     """One rank may not map: as under a limit on its address space."""
     from sparkdml.comm.shared_memory.segment import Segment
 
-    def refused(self: Segment, num_bytes: int, seat: int) -> None:
+    def refused(self: Segment, num_bytes: int, local_rank: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     mapping = Segment.map
@@ -397,8 +397,8 @@ def test_who_keeps_a_closed_one_keeps_no_memory() -> None:
         assert ranks.run(keep_it_closed) == [(0, "this communicator is closed")] * 3
 
 
-def look_at_what_another_offers(base: Communicator) -> tuple[bool, bool]:
-    """Whether rank 1 opens what is not meant, and whether rank 0 then still sees it in its seat.
+def open_a_segment_that_is_not_meant(base: Communicator) -> tuple[bool, bool]:
+    """Whether rank 1 opens what is not meant, and whether rank 0 then still sees its lock.
 
     As if the offer came from another host, whose process and file have the same numbers.
     """
@@ -410,15 +410,15 @@ def look_at_what_another_offers(base: Communicator) -> tuple[bool, bool]:
     if base.rank == 1:
         is_opened = Segment.open(Offer(*place, nonce=7)) is not None
     base.barrier()
-    sits = not segment.has_left(1 - base.rank)
+    holds = not segment.has_left(1 - base.rank)
     base.barrier()
     host.close()
-    return is_opened, sits
+    return is_opened, holds
 
 
-def test_a_look_at_what_is_not_meant_costs_no_seat() -> None:
+def test_a_look_at_what_is_not_meant_costs_no_lock() -> None:
     with RankProcesses("torch", 2) as ranks:
-        assert ranks.run(look_at_what_another_offers) == [(False, True)] * 2
+        assert ranks.run(open_a_segment_that_is_not_meant) == [(False, True)] * 2
 
 
 def test_threads_of_one_process_do_without() -> None:

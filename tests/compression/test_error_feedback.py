@@ -69,7 +69,7 @@ def reduce_gradients(comm, scheme, gradients, rows):
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_nothing_is_lost_on_the_way(scheme):
     """All that was sent and all that is owed add up to all gradients: with equal batches, for then
-    a debt's unit is the same in each step."""
+    a residual's unit is the same in each step."""
     torch.manual_seed(2)
     count = sum(p.numel() for p in make_reader().parameters())
     gradients, rows = torch.randn(6, 2, count), [[4.0, 4.0]] * 6
@@ -83,7 +83,7 @@ def test_nothing_is_lost_on_the_way(scheme):
     assert owed.abs().max() > 0.01, "the scheme sent everything, and this test shows nothing"
 
 
-def test_debts_and_a_moving_loss_scale_are_refused():
+def test_residuals_and_a_moving_loss_scale_are_refused():
     def check(compression, precision):
         task = digits_plan(precision=precision)
         strategy = AllReduce(compression=compression)

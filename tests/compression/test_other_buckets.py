@@ -21,9 +21,9 @@ SMALL, LARGE = 600, 1 << 20
 
 LOST = [
     (FP16(), "scales"),
-    (OneBit(), "debts and debts of sums"),
-    (TopK(0.1), "debts"),
-    (PowerSGD(1), "debts"),
+    (OneBit(), "residuals and residuals of sums"),
+    (TopK(0.1), "residuals"),
+    (PowerSGD(1), "residuals"),
 ]
 
 
@@ -145,6 +145,9 @@ def test_parts_of_other_buckets_are_lost_though_one_is_as_long():
         step()
         saved = values_of(reducer)
         saved["debts"] = [torch.cat(saved["debts"])]
-        assert reducer_of(comm, OneBit(), SMALL)[0].load(saved) == ["debts", "debts of sums"]
+        assert reducer_of(comm, OneBit(), SMALL)[0].load(saved) == [
+            "residuals",
+            "residuals of sums",
+        ]
 
     run_threads(2, load)

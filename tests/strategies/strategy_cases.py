@@ -72,7 +72,7 @@ GANGS = {
         partial(AllReduce, compression=TopK(0.1)),
         plain=partial(AllReduce, compression=TopK(1.0)),
         plain_workers=3,
-        slow=True,  # as OneBit, which keeps debts too
+        slow=True,  # as OneBit, which keeps residuals too
     ),
     "AllReduce-PowerSGD": Case(
         partial(AllReduce, compression=PowerSGD(2)),

@@ -42,7 +42,7 @@ def make_estimator(strategy, **params):
 @pytest.mark.parametrize(
     "strategy",
     [
-        # A model and an optimizer on each rank, and debts on each rank.
+        # A model and an optimizer on each rank, and residuals on each rank.
         pytest.param(dml.EASGD(steps=3, backend="torch"), marks=pytest.mark.slow, id="EASGD"),
         pytest.param(dml.AllReduce("torch", compression=dml.OneBit()), id="OneBit"),
     ],

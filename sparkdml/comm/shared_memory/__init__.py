@@ -1,1 +1,1 @@
-"""Ranks of one host agree through memory that all of them have mapped: no socket."""
+"""Collectives among the ranks of one host through shared memory, without sockets."""

@@ -1,4 +1,4 @@
-"""A communicator for ranks of one host: they reduce and broadcast through memory."""
+"""A communicator whose ranks, on one host, reduce and broadcast through shared memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sparkdml.comm.shared_memory.hosts import find_host
 
 
 class SharedMemoryCommunicator(OwnAllreduce):
-    """Made by `open`. Tensors on a GPU, and everything but allreduce, reduce and broadcast, are
-    left to the base.
+    """Created by `open`. The base handles GPU tensors, and all calls but allreduce, reduce and
+    broadcast.
 
-    An allreduce under way is done when somebody waits for it: it is nothing but copying and adding
-    by this rank's own core, which backward needs just as much, so a thread for it would only take
-    turns with backward. But the others can read what this rank brings as soon as it is there: if
-    nothing else is under way, the beginning of a tensor is brought at once, and a rank that then
-    does something else before it waits keeps nobody waiting.
+    An allreduce runs when a thread waits for it: it only copies and adds on this rank's own core,
+    which backward needs as well, so a thread for it would only compete with backward. But other
+    ranks can read this rank's data as soon as it is written: if no other call is in flight, the
+    first chunk of a tensor is written at once, so that a rank that computes before it waits does
+    not delay the others.
     """
 
     topology = "shared-memory"
@@ -34,7 +34,7 @@ class SharedMemoryCommunicator(OwnAllreduce):
 
     @classmethod
     def open(cls, base: Communicator) -> SharedMemoryCommunicator | None:
-        """None on every rank unless all ranks of `base`, at least two, share memory."""
+        """Return None on every rank unless all ranks of `base`, at least two, share memory."""
         host = find_host(base)
         if host.exchange is not None and host.is_whole_world:
             return cls(base, host.exchange)
@@ -56,7 +56,7 @@ class SharedMemoryCommunicator(OwnAllreduce):
         reduction = Reduction(self._exchange, tensor.detach().view(-1), op)
 
         def finish() -> None:
-            self.traffic.sent(reduction.num_bytes)  # once, for all the others to read
+            self.traffic.sent(reduction.num_bytes)  # once, as all other ranks read the same memory
             reduction.finish()
 
         def begin() -> Work:

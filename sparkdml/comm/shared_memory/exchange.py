@@ -1,15 +1,15 @@
-"""Reductions and broadcasts among ranks that have the same memory mapped.
+"""Reductions and broadcasts among ranks that have mapped the same memory.
 
-Each rank copies its tensor into a place of its own, and once all have done so, adds those of all in
-rank order: the result has the same bits on every rank, and in every run. A short tensor is added up
-whole by everybody, which takes one meeting; of a long one among three ranks or more, each rank adds
-up a part and copies the others' parts, which takes two. (The second is the reduce-scatter and
-allgather of Rabenseifner 2004, with memory in place of messages.)
+Each rank copies its tensor into a buffer of its own, and once all have done so, adds all buffers in
+rank order: the result has the same bits on every rank and in every run. Every rank adds up all of a
+short tensor, which takes one barrier. Of a long tensor, with three or more ranks, each rank adds up
+a part and copies the others' parts, which takes two. (The latter is the reduce-scatter and
+allgather of Rabenseifner 2004, with memory instead of messages.)
 
-Of a long tensor between two, the next chunk is copied before the meeting about this one: ranks are
-never quite alike, and what one does meanwhile it need not wait for. A rank has four places for its
-chunks and uses them in turn. It brings chunk k + 4 after the meeting about chunk k + 2, and nobody
-says that k + 2 is there before having read chunk k: so nobody ever waits for a place.
+Of a long tensor between two ranks, the next chunk is copied before the barrier of the current one,
+because ranks are never equally fast and this work shortens the wait. A rank uses four buffers in
+turn. It writes chunk k + 4 after the barrier of chunk k + 2, and a rank reports k + 2 only after
+having read chunk k: so no rank ever waits for a free buffer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sparkdml.comm.shared_memory.segment import Segment
 from sparkdml.comm.shared_memory.signals import Signals
 from sparkdml.errors import CommunicationError
 
-# Long tensors go in chunks of this size, which stay in a processor's cache between the copy and the
-# sum. 10 M floats took 9 to 14 ms between 2 ranks with 1 MB, 12 to 15 with 4 MB, and 16 to 24 with
-# 64 kB, which takes more meetings; 4 ranks on 2 cores took 67 to 76 ms with 256 kB, 40 to 46 with
-# 1 MB. To copy them once takes 6 ms.
+# Long tensors are cut into chunks of this size, which stay in a processor's cache between the copy
+# and the sum. 10 M floats took 9 to 14 ms between 2 ranks with 1 MB, 12 to 15 with 4 MB, and 16 to
+# 24 with 64 kB, which takes more barriers; 4 ranks on 2 cores took 67 to 76 ms with 256 kB, and 40
+# to 46 with 1 MB. Copying them once takes 6 ms.
 CHUNK_BYTES = 1 << 20
-# From here on a tensor is added up in parts, where there are three ranks or more.
+# Tensors of at least this size are added up in parts, with three or more ranks.
 PARTS_BYTES = 64 << 10
 MAX_KEPT_VIEWS = 64
 
@@ -59,7 +59,7 @@ _PAGE_BYTES = 4096
 
 
 class Exchange:
-    """One rank's view of a segment in which the `size` ranks of a host meet."""
+    """One rank's view of the segment that the `size` ranks of a host share."""
 
     def __init__(self, segment: Segment, rank: int, size: int, check: Callable[[], None]) -> None:
         self._segment, self._rank, self.size = segment, rank, size
@@ -85,34 +85,34 @@ class Exchange:
 
     @staticmethod
     def initialise(segment: Segment, size: int) -> None:
-        """By one rank, before the others begin; the segment is mapped."""
+        """Prepare the mapped segment; one rank calls it before the others begin."""
         Signals.initialise(segment.address, size)
 
     def reduce_(self, flat: Tensor, op: str) -> None:
-        """Every rank's tensor of the same length, dtype and op; flat, contiguous, not empty."""
+        """Reduce in place: flat, contiguous, not empty, of the same length and dtype everywhere."""
         Reduction(self, flat, op).finish()
 
     def broadcast_(self, flat: Tensor, root: int) -> None:
         note = note_of(flat, "broadcast")
         for chunk in torch.split(flat, CHUNK_BYTES // flat.itemsize):
-            turn = self.bring(chunk if self._rank == root else None, note)
-            self._meet(turn, note)
+            turn = self.write(chunk if self._rank == root else None, note)
+            self._wait_for_all(turn, note)
             if self._rank != root:
                 ctypes.memmove(chunk.data_ptr(), self._addresses[root][turn], chunk.nbytes)
 
-    def bring(self, chunk: Tensor | None, note: int) -> int:
-        """Put it into this rank's place, and say so; returns which of everybody's places it is."""
+    def write(self, chunk: Tensor | None, note: int) -> int:
+        """Write the chunk to this rank's buffer, signal the others, and return its turn."""
         turn = self._turn
         self._turn = (turn + 1) % _TURNS
         if chunk is not None:
             place = self._addresses[self._rank][turn]
             ctypes.memmove(place, chunk.data_ptr(), chunk.nbytes)
         self._notes[turn * self.size + self._rank] = note
-        self._signals.tell()
+        self._signals.post()
         return turn
 
-    def _meet(self, turn: int, note: int) -> None:
-        """Until everybody has brought the same."""
+    def _wait_for_all(self, turn: int, note: int) -> None:
+        """Wait until every rank has written, and check that all make the same call."""
         self._signals.wait_for_all()
         notes, first = self._notes, turn * self.size
         for other in range(self.size):
@@ -120,26 +120,26 @@ class Exchange:
                 self._refuse([notes[first + rank] for rank in range(self.size)])
 
     def add_whole(self, chunk: Tensor, turn: int, note: int, combine: Combine) -> None:
-        self._meet(turn, note)
+        self._wait_for_all(turn, note)
         places = self._places_of(chunk.dtype, chunk.numel(), turn)
-        if self.size == 2:  # this rank's own is still in the chunk itself, and in its cache
+        if self.size == 2:  # this rank's data is still in the chunk, and in the cache
             combine(chunk, places[1 - self._rank], out=chunk)
         else:
             _combine_all(places, combine, chunk)
 
     def add_by_parts(self, chunk: Tensor, turn: int, note: int, combine: Combine) -> None:
-        self._meet(turn, note)
+        self._wait_for_all(turn, note)
         room = self._places[_TURNS * self.size]
         sums = room.view(chunk.dtype)[: chunk.numel()].tensor_split(self.size)
         places = self._places_of(chunk.dtype, chunk.numel(), turn)
         own = [place.tensor_split(self.size)[self._rank] for place in places]
         _combine_all(own, combine, sums[self._rank])
-        # Nobody writes here again before all have come to the next meeting, and so have read it.
-        self._signals.meet()
+        # No rank writes here again before the next barrier, and so before all have read it.
+        self._signals.barrier()
         ctypes.memmove(chunk.data_ptr(), room.data_ptr(), chunk.nbytes)
 
     def _places_of(self, dtype: torch.dtype, count: int, turn: int) -> list[Tensor]:
-        """The first items of every rank's place; kept, since training asks for the same again."""
+        """Return the first items of every rank's buffer; cached, as training repeats its calls."""
         key = (dtype, count, turn)
         views = self._views.get(key)
         if views is None:
@@ -154,11 +154,11 @@ class Exchange:
         raise CommunicationError(f"ranks called different collectives: {calls}")
 
     def leave(self) -> None:
-        """The others see that this rank is gone; a thread may still be at work in the memory."""
+        """Let the others see that this rank is gone; a thread may still be using the memory."""
         self._segment.close()
 
     def close(self) -> None:
-        """Leave, and let go of the memory, in which nobody may be at work any more."""
+        """Leave, and release the memory, which no thread may be using any more."""
         self.leave()
         self._segment.unmap()
         self._views.clear()
@@ -166,7 +166,7 @@ class Exchange:
 
 
 class Reduction:
-    """What is to be known of a tensor to reduce it, once or again and again."""
+    """A prepared reduction of one tensor, which can be repeated."""
 
     def __init__(self, exchange: Exchange, flat: Tensor, op: str) -> None:
         self._exchange, self._combine = exchange, _COMBINE[op]
@@ -179,8 +179,8 @@ class Reduction:
         self._begun: int | None = None
 
     def begin(self) -> None:
-        """Bring the first chunk now, for the others to read; nothing else may be under way."""
-        self._begun = self._exchange.bring(self._chunks[0], self._note)
+        """Write the first chunk now, for the others to read; no other call may be in flight."""
+        self._begun = self._exchange.write(self._chunks[0], self._note)
 
     def finish(self) -> None:
         exchange, note, combine = self._exchange, self._note, self._combine
@@ -191,9 +191,9 @@ class Reduction:
         for chunk, following in zip_longest(self._chunks, self._chunks[1:]):
             if self._by_parts:
                 exchange.add_by_parts(chunk, turn, note, combine)
-                turn = turn if following is None else exchange.bring(following, note)
+                turn = turn if following is None else exchange.write(following, note)
             else:
-                next_turn = turn if following is None else exchange.bring(following, note)
+                next_turn = turn if following is None else exchange.write(following, note)
                 exchange.add_whole(chunk, turn, note, combine)
                 turn = next_turn
 
@@ -205,7 +205,7 @@ def _combine_all(tensors: Sequence[Tensor], combine: Combine, out: Tensor) -> No
 
 
 def note_of(flat: Tensor, call: str) -> int:
-    """What is being done, in one number: all ranks must do the same."""
+    """Encode the call as one number, which must be the same on all ranks."""
     kind = DTYPES.index(flat.dtype) * len(_CALLS) + _CALLS.index(call)
     return flat.numel() * len(DTYPES) * len(_CALLS) + kind
 
@@ -221,5 +221,5 @@ def _notes_at(size: int) -> int:
 
 
 def _places_at(size: int) -> int:
-    """Pages of their own, after the semaphores and the notes."""
+    """The offset of the buffers: on pages of their own, after the semaphores and the notes."""
     return -(-(_notes_at(size) + 8 * _TURNS * size) // _PAGE_BYTES) * _PAGE_BYTES

@@ -1,6 +1,6 @@
-"""Which ranks can share memory: found out by sharing it, since names of hosts prove nothing.
+"""Finds the ranks that can share memory, by trying: host names prove nothing.
 
-Two containers may have one name and no memory in common, and one machine may have two names.
+Two containers may have the same name but no common memory, and a machine may have two names.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NOTHING = Offer(0, -1, 0)
 
 @dataclass(frozen=True)
 class Host:
-    """This rank's host: `leaders` has for every rank the lowest one that it shares memory with."""
+    """This rank's host; `leaders` has the lowest rank that each rank shares memory with."""
 
     leaders: tuple[int, ...]
-    exchange: Exchange | None  # None where this rank is alone on its host, or memory was refused
+    exchange: Exchange | None  # None if this rank is alone on its host, or without memory
     has_threads: bool = False  # whether ranks are threads of one process
 
     @property
@@ -35,16 +35,16 @@ class Host:
         return self.exchange is not None and self.num_hosts == 1
 
     def close(self) -> None:
-        """Where nobody will use the memory."""
+        """Release the memory if it will not be used."""
         if self.exchange is not None:
             self.exchange.close()
 
 
 def find_host(comm: Communicator) -> Host:
-    """Meet the ranks of this rank's host in one segment; every rank of `comm` calls it."""
+    """Share one segment among the ranks of each host; every rank of `comm` calls it."""
     try:
         own, offer = Segment.create()
-    except (OSError, AttributeError):  # no such files here: this rank will be alone
+    except (OSError, AttributeError):  # no memfd on this platform: this rank will be alone
         own, offer = None, _NOTHING
     opened: list[Segment] = [] if own is None else [own]
     exchange = None
@@ -54,7 +54,7 @@ def find_host(comm: Communicator) -> Host:
         reached, pids = _gather(comm, leader), [each.pid for each in offers]
         leaders = grouped(reached, pids)
         ranks = [rank for rank, other in enumerate(leaders) if other == leaders[comm.rank]]
-        exchange = _sit_down(comm, segment, ranks)
+        exchange = _attach(comm, segment, ranks)
     finally:
         for each in opened:
             if exchange is None or each is not segment:
@@ -63,10 +63,10 @@ def find_host(comm: Communicator) -> Host:
 
 
 def grouped(leaders: Sequence[int], pids: Sequence[int]) -> tuple[int, ...]:
-    """Whom each rank really meets, from whom it could reach.
+    """Return each rank's final leader, from the lowest rank that each could reach.
 
-    A rank is alone if its leader follows another one; and if its host has ranks that are threads of
-    one process, which need no such memory, and whose end the seats in it could not show.
+    A rank is alone if its leader has another leader, or if its host has ranks that are threads of
+    one process: they need no shared memory, and its locks could not show that one has ended.
     """
     led = _led(leaders)
     crowded = _crowded(led, pids)
@@ -79,14 +79,14 @@ def _led(leaders: Sequence[int]) -> list[int]:
 
 def _crowded(led: Sequence[int], pids: Sequence[int]) -> set[int]:
     """Leaders of hosts with several ranks in one process."""
-    seated = list(zip(led, pids, strict=True))
-    return {leader for leader, pid in seated if seated.count((leader, pid)) > 1}
+    pairs = list(zip(led, pids, strict=True))
+    return {leader for leader, pid in pairs if pairs.count((leader, pid)) > 1}
 
 
 def _first_in_reach(
     offers: Sequence[Offer], rank: int, own: Segment | None, opened: list[Segment]
 ) -> tuple[int, Segment | None]:
-    """The lowest rank whose memory this one can open; what was opened is added to `opened`."""
+    """Find the lowest rank whose memory this one can open; opened segments go to `opened`."""
     for other in range(rank) if own is not None else ():
         segment = Segment.open(offers[other])
         if segment is not None:
@@ -95,27 +95,27 @@ def _first_in_reach(
     return rank, own
 
 
-def _sit_down(comm: Communicator, segment: Segment | None, ranks: Sequence[int]) -> Exchange | None:
-    """The leader first, who prepares the memory, then the others; None unless all could."""
-    seat, size = list(ranks).index(comm.rank), len(ranks)
+def _attach(comm: Communicator, segment: Segment | None, ranks: Sequence[int]) -> Exchange | None:
+    """Map the memory, the leader first, who prepares it; return None unless all ranks could."""
+    local_rank, size = list(ranks).index(comm.rank), len(ranks)
     ready = size > 1 and segment is not None
-    for takes_turn in (seat == 0, seat > 0):
+    for takes_turn in (local_rank == 0, local_rank > 0):
         if ready and takes_turn:
             assert segment is not None
             try:
-                if seat == 0:
+                if local_rank == 0:
                     segment.allocate(Exchange.num_bytes(size))
-                segment.map(Exchange.num_bytes(size), seat)
-                if seat == 0:
+                segment.map(Exchange.num_bytes(size), local_rank)
+                if local_rank == 0:
                     Exchange.initialise(segment, size)
-            except (OSError, AttributeError):  # no memory, or a limit on it: there are sockets
+            except (OSError, AttributeError):  # no memory, or a limit on it: use sockets
                 ready = False
         answers = _gather(comm, int(ready))
         ready = all(answers[rank] for rank in ranks)
     if not ready:
         return None
     assert segment is not None
-    return Exchange(segment, seat, size, comm.check)
+    return Exchange(segment, local_rank, size, comm.check)
 
 
 def _exchange_offers(comm: Communicator, offer: Offer) -> list[Offer]:

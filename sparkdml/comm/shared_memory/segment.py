@@ -1,13 +1,12 @@
-"""Memory that several processes of one host have mapped, and that is gone when the last one is.
+"""Memory that several processes of one host have mapped, and that is freed when the last one ends.
 
-It is an anonymous file (memfd): it has no name, neither in /dev/shm nor elsewhere, so that a
-process that is killed leaves nothing behind, and the size of /dev/shm (64 MB in many containers)
-does not matter. A peer opens it as `/proc/<pid>/fd/<fd>`, which the kernel allows to the same user
-on the same host only. A nonce proves that it is the one that was meant, and not that of another
-process which has the same number in another container. It is part of the label that those see who
-look into /proc, so that what is not meant is never opened: record locks, our seats, are lost as
-soon as the process closes any descriptor of their file. And it is in the file, for what may happen
-between a look and the opening.
+It is an anonymous file (memfd): it has no name, neither in /dev/shm nor elsewhere, so a killed
+process leaves nothing behind, and the size of /dev/shm (64 MB in many containers) does not matter.
+A peer opens it as `/proc/<pid>/fd/<fd>`, which the kernel allows only to the same user on the same
+host. A nonce proves that it is the intended file, not that of another process with the same PID in
+another container. The nonce is in the label that /proc shows, so that other files are never opened:
+a process's record locks on a file are lost as soon as it closes any descriptor of that file. And it
+is in the file, in case the descriptor changes between reading the label and opening the file.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NONCE = struct.Struct("q")
 
 @dataclass(frozen=True)
 class Offer:
-    """Where a rank's memory is to be found, as numbers that travel to the other ranks."""
+    """Where to find a rank's memory, as numbers that are sent to the other ranks."""
 
     pid: int
     fd: int
@@ -40,7 +39,7 @@ def _label(nonce: int) -> str:
 
 
 class Segment:
-    """A file in memory, open in this process; once mapped, one slice of bytes for everybody."""
+    """A file in memory, open in this process; once mapped, the same bytes in every process."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -48,7 +47,7 @@ class Segment:
 
     @classmethod
     def create(cls) -> tuple[Segment, Offer]:
-        """Raises OSError, or AttributeError where the platform has no such files."""
+        """Create a segment; raises OSError, or AttributeError on platforms without memfd."""
         nonce = _NONCE.unpack(secrets.token_bytes(_NONCE.size))[0]
         fd = os.memfd_create(_label(nonce), os.MFD_CLOEXEC)
         os.pwrite(fd, _NONCE.pack(nonce), 0)
@@ -56,10 +55,10 @@ class Segment:
 
     @classmethod
     def open(cls, offer: Offer) -> Segment | None:
-        """What a peer offers, or None where it is on another host or can't be opened."""
+        """Open a peer's segment; return None if it is on another host or can't be opened."""
         path = f"/proc/{offer.pid}/fd/{offer.fd}"
         try:
-            # Another process may have that number here, or even this one: none of it is opened.
+            # Another process here, or even this one, may have that PID: don't open its file.
             if not os.readlink(path).startswith(f"/memfd:{_label(offer.nonce)} "):
                 return None
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -71,28 +70,28 @@ class Segment:
         return cls(fd)
 
     def allocate(self, num_bytes: int) -> None:
-        """Take the memory now: an error here is better than a crash at the first use."""
+        """Allocate the memory now: an error here is better than a crash at the first use."""
         os.posix_fallocate(self._fd, 0, num_bytes)
 
-    def map(self, num_bytes: int, seat: int) -> None:
-        """Map it, and sit down: a seat is left when its process ends, in whatever way.
+    def map(self, num_bytes: int, local_rank: int) -> None:
+        """Map the memory and take the lock of `local_rank`, which is freed when the process ends.
 
-        Seats are record locks: the kernel frees them with the process, a child that it has forked
-        does not hold them, and they mean the same in every container.
+        It is a record lock: the kernel frees it with the process, a forked child does not hold it,
+        and it has the same meaning in every container.
         """
         self._memory = mmap.mmap(self._fd, num_bytes)
-        fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, seat)
+        fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, local_rank)
 
-    def has_left(self, seat: int) -> bool:
-        """Whether the process that sat there has ended or closed the segment; or this one has."""
+    def has_left(self, local_rank: int) -> bool:
+        """Whether that rank's process has ended or closed the segment, or this process has."""
         if self._fd < 0:
             return True
         try:
-            # Shared, so that two that look at the same time don't take each other for the owner.
-            fcntl.lockf(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, seat)
+            # Shared, so that two simultaneous checks don't take each other for the owner.
+            fcntl.lockf(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, local_rank)
         except OSError:
             return False
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, seat)
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, local_rank)
         return True
 
     @property
@@ -106,11 +105,11 @@ class Segment:
         return torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Leave the seat. What is mapped stays: a thread may still be at work in it."""
+        """Release the lock. The memory stays mapped, as a thread may still be using it."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
     def unmap(self) -> None:
-        """Let go of the memory, which goes with the last tensor in it."""
+        """Release the memory, which is unmapped with the last tensor in it."""
         self._memory = None

@@ -1,8 +1,8 @@
-"""How ranks tell each other, through shared memory, that something in it is ready.
+"""Signals between ranks that data in their shared memory is ready.
 
-POSIX semaphores that lie in the memory itself: posting releases and waiting acquires, so that what
-was written before is seen after, on every processor (plain flags would do on x86 alone); and a rank
-that has waited long sleeps in the kernel until it is posted.
+They are POSIX semaphores in the memory itself. A post releases and a wait acquires, so data written
+before the post is visible after the wait on every processor (plain flags would suffice only on
+x86), and a rank that waits long sleeps in the kernel.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from collections.abc import Callable
 
 from sparkdml.errors import CommunicationError
 
-# A semaphore has 32 bytes at most; each gets cache lines of its own, with the neighbour that
-# processors fetch along with it.
+# A semaphore has at most 32 bytes; each gets a cache line of its own, and the adjacent line, which
+# processors prefetch.
 SEMAPHORE_BYTES = 128
 
-# A peer that is about to come is met sooner by one who is awake, but on a busy host it may need
-# this very core: so try a few times, then give way between tries, then sleep.
+# Spinning notices a post soonest, but on a busy host the peer may need this core: so try a few
+# times, then yield between tries, then sleep.
 TRIES = 20
 YIELD_SECONDS = 1e-3
-# How often a sleeper wakes to see whether anybody is still there to wait for.
+# How often a sleeping rank wakes to check that its peer is alive.
 LOOK_EVERY_SECONDS = 0.2
-# As for torch's collectives: a peer that is merely slow must not fail, and one that is gone is
-# noticed long before.
+# As for torch's collectives: a slow peer must not fail, and a lost one is noticed long before.
 TIMEOUT_SECONDS = 1800.0
 
 
@@ -33,14 +32,14 @@ class _Timespec(ctypes.Structure):
 
 
 class Semaphores:
-    """libc's functions. They let other threads run: the feed's, while this one waits for a peer."""
+    """libc's functions, which release the GIL, so that the feed's thread runs during a wait."""
 
     def __init__(self) -> None:
-        """Raises AttributeError where libc has none."""
+        """Raises AttributeError if libc lacks them."""
         libc = ctypes.CDLL(None, use_errno=True)
         self.post = libc.sem_post
         self.try_wait = libc.sem_trywait
-        self.give_way = libc.sched_yield
+        self.sched_yield = libc.sched_yield
         self._init = libc.sem_init
         self._wait = libc.sem_timedwait
         pointer = ctypes.c_void_p
@@ -54,7 +53,7 @@ class Semaphores:
             raise OSError(ctypes.get_errno(), "sem_init failed")
 
     def sleep(self, address: int, seconds: float) -> bool:
-        """Whether it was posted; False after that time, or earlier when a signal came."""
+        """Wait for a post; return False on a time-out, or earlier on a Unix signal."""
         nanoseconds = time.time_ns() + int(seconds * 1e9)
         until = _Timespec(*divmod(nanoseconds, 1_000_000_000))
         posted: int = self._wait(address, ctypes.byref(until))
@@ -62,7 +61,7 @@ class Semaphores:
 
 
 class Signals:
-    """One semaphore for each pair of ranks and direction, in rank order at `address`."""
+    """One semaphore per pair of ranks and direction, in rank order at `address`."""
 
     def __init__(
         self,
@@ -91,18 +90,18 @@ class Signals:
         for index in range(size * size):
             libc.initialise(address + SEMAPHORE_BYTES * index)
 
-    def meet(self) -> None:
-        """Tell everybody that this rank has come so far, and wait until everybody has."""
-        self.tell()
+    def barrier(self) -> None:
+        """Signal all ranks, and wait until all have signalled."""
+        self.post()
         self.wait_for_all()
 
-    def tell(self) -> None:
+    def post(self) -> None:
         post = self._libc.post
         for semaphore in self._to:
             post(semaphore)
 
     def wait_for_all(self) -> None:
-        """Until everybody has told as often as this rank has waited, with this time."""
+        """Wait until every rank has posted as often as this rank has waited, including now."""
         try_wait = self._libc.try_wait
         for other, semaphore in self._from:
             for _ in range(TRIES):
@@ -114,14 +113,14 @@ class Signals:
     def _wait(self, other: int, semaphore: int) -> None:
         libc, begun = self._libc, time.monotonic()
         while time.monotonic() - begun < YIELD_SECONDS:
-            libc.give_way()
+            libc.sched_yield()
             if libc.try_wait(semaphore) == 0:
                 return
         while not libc.sleep(semaphore, LOOK_EVERY_SECONDS):
             if self._has_left(other):
                 if libc.try_wait(semaphore) == 0:
-                    return  # its last deed
-                raise CommunicationError(f"a peer is probably gone: rank {other} has left")
+                    return  # it posted just before it left
+                raise CommunicationError(f"a rank is probably gone: rank {other} has left")
             self._check()
             if time.monotonic() - begun > TIMEOUT_SECONDS:
-                raise CommunicationError(f"waited {TIMEOUT_SECONDS:g} s for rank {other} in vain")
+                raise CommunicationError(f"timed out after {TIMEOUT_SECONDS:g} s on rank {other}")

@@ -1,11 +1,11 @@
-"""Allreduce written out over messages between two ranks: one way to arrange them a file.
+"""Allreduce algorithms over point-to-point messages: one topology per file.
 
-All have the same form, and need nothing but messages:
+All have the same signature:
 
     reduce_(messages, rank, size, tensor, combine)
 
-`tensor` is flat and contiguous, of the same length on every rank, and holds the result afterwards,
-with the same bits everywhere: each item is added up in one place and copied from there.
-`combine(total, other)` changes `total`. A rank waits only for messages that it needs. S below is
-the tensor's size, n the number of ranks.
+`tensor` is flat and contiguous, of the same length on every rank. Afterwards it holds the result,
+with the same bits on every rank, as each item is added up by one rank and copied from there.
+`combine(total, other)` changes `total`. A rank waits only for messages that it needs. In the
+docstrings, S is the tensor's size and n the number of ranks.
 """

@@ -1,4 +1,4 @@
-"""What the topologies share: their form, and messages that may be empty."""
+"""The topologies' common signature, and messages that may be empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Topology = Callable[[PointToPoint, int, int, Tensor, Combine], None]
 
 
 class Sends:
-    """Messages that nobody needs to wait for before the end."""
+    """Sent messages that are awaited together at the end."""
 
     def __init__(self, messages: PointToPoint, tag: int = 0) -> None:
         self._messages, self._tag = messages, tag
@@ -25,7 +25,7 @@ class Sends:
             self._works.append(self._messages.isend(tensor, to, self._tag))
 
     def receive(self, tensor: Tensor, source: int) -> Work:
-        """Both sides know the length: of nothing, nothing is sent."""
+        """Receive a message; both sides know its length, so an empty one is never sent."""
         if tensor.numel() == 0:
             return Done()
         return self._messages.irecv_(tensor, source, self._tag)

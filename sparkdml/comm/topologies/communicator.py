@@ -1,4 +1,4 @@
-"""A communicator whose allreduce is one of the topologies, over messages of a wire of its own."""
+"""A communicator whose allreduce is one of the topologies, over its own point-to-point messages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ THREAD_NAME = "sparkdml-allreduce"
 
 
 class MessagesCommunicator(OwnAllreduce):
-    """Allreduce by messages. Tensors on a GPU are left to the base, whose NCCL knows its links,
-    and so are those of more than `max_bytes`.
+    """Allreduce by messages. The base reduces GPU tensors, since NCCL knows its links, and tensors
+    of more than `max_bytes`.
 
-    The wire is split off from the base, so that its messages are never mixed up with others, and
-    since not every backend has messages of its own. A thread goes on with what was begun: most of
-    an allreduce between hosts is waiting for the network, and meanwhile backward can compute. An
-    allreduce that is awaited at once, as that of a small model is, is done without the thread.
+    The messages use a group split from the base, so that they are never mixed up with others, and
+    because not every backend has messages. Reductions run on a background thread: most of an
+    allreduce between hosts is waiting for the network, while backward can compute. An allreduce
+    that is awaited at once, as for a small model, runs on the waiting thread.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class MessagesCommunicator(OwnAllreduce):
         self._max_bytes = max_bytes
         self._wire = base.split(0)
         messages = self._wire.point_to_point
-        assert messages is not None, "groups have messages, whatever the backend"
+        assert messages is not None, "a split communicator has point to point"
         self._messages, self._reduce = messages, topology
 
     def takes(self, tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""Two levels: ranks of one host agree first, then one rank of each host, then each tells its host.
+"""Two levels: reduce within each host, then among one rank per host, then broadcast in each host.
 
-Between hosts it sends what another topology does for as many ranks as there are hosts, and not for
-all of them; inside, memory is copied. (Jia et al. 2018, arXiv 1807.11205.)
+Between hosts it sends as much as another topology with one rank per host; within a host, it copies
+memory. (Jia et al. 2018, arXiv 1807.11205.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkdml.comm.topologies.communicator import THREAD_NAME
 def hierarchical(
     inside: Communicator, across: Communicator | None, tensor: Tensor, op: ReduceOp
 ) -> None:
-    """`inside` has this rank's host, its leader first; `across` has the leaders, None elsewhere."""
+    """Allreduce `inside` this host, leader first, and `across` the leaders (None elsewhere)."""
     if inside.size > 1:
         inside.reduce_(tensor, 0, op)
     if across is not None:
@@ -28,7 +28,7 @@ def hierarchical(
 
 
 class HierarchicalCommunicator(OwnAllreduce):
-    """It owns `inside` and `across`. A thread goes on with what was begun, as for messages."""
+    """It owns `inside` and `across`. Reductions run on a background thread, as for messages."""
 
     topology = "hierarchical"
 

@@ -1,22 +1,21 @@
-"""From a topology's name to a communicator that reduces by it.
+"""Opens a communicator by the name of its topology, and chooses one for `topology="auto"`.
 
-Which topology is the fastest, by message size, number of ranks and hosts: `topology="auto"`.
+`auto` chooses by message size, number of ranks and number of hosts. Within one host it uses shared
+memory at every size: between two ranks, and among three and four on two cores, it was the fastest
+at all measured sizes.
 
-Inside one host memory is taken at every size: between two ranks, and among three and four on two
-cores, it was the fastest at all that were measured.
-
-Between hosts with one rank each, the table below says up to which size a tree of our own messages
-is faster than what the backend does. It was measured at 4 kB, 48 kB, 400 kB, 4 MB and 40 MB over
-loopback sockets, not over a real network, on 2 cores that had other work too (torch 2.13's gloo and
-Horovod 0.28.1 on Gloo, 2026-11-17): so it says what the software costs for each message, which is
-what short tensors pay for. This measures it, and the memory above:
+Between hosts with one rank each, the table below has the size up to which a tree of our own
+messages is faster than the backend. It was measured at 4 kB, 48 kB, 400 kB, 4 MB and 40 MB over
+loopback sockets, not over a real network, on 2 cores with other load (torch 2.13's gloo and Horovod
+0.28.1 on Gloo, 2026-11-17). So it reflects the software's cost per message, which dominates for
+short tensors. This command measures it, and the shared memory:
 
 `python benchmarks/collectives.py --only sums --ranks 2 3 4 --sizes 1000 12000 100000 1000000
 10000000`
 
-"hierarchical", where some ranks share a host and others don't, isn't from a table, since no such
-hosts were at hand: what goes through memory need not go through a network, of which each host then
-carries one tensor in place of one for each of its ranks.
+"hierarchical", for ranks of which some share a host, was not measured, as no such hosts were
+available. Data that goes through memory need not cross the network, which then carries one tensor
+per host instead of one per rank.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ TREE_UP_TO_BYTES = {2: 400_000, 3: 400_000, 4: 400_000}
 
 
 def choose(num_bytes: int, size: int, num_hosts: int) -> str:
-    """The topology for a message of this size among `size` ranks on `num_hosts` hosts."""
+    """Choose the topology for a message of this size among `size` ranks on `num_hosts` hosts."""
     if size == 1:
         return "native"
     if num_hosts == 1:
@@ -50,7 +49,7 @@ def choose(num_bytes: int, size: int, num_hosts: int) -> str:
 
 
 def tree_limit(size: int) -> int:
-    """0 where nothing was measured: the backend knows best."""
+    """Return the size up to which a tree is faster; 0, for the backend's own, if not measured."""
     return TREE_UP_TO_BYTES.get(size, 0)
 
 
@@ -64,10 +63,10 @@ TOPOLOGIES = ("auto", "native", *BY_MESSAGES, "hierarchical", "shared-memory")
 
 
 def open_topology(name: str, comm: Communicator) -> DelegatingCommunicator:
-    """What reduces by this topology among the ranks of `comm`, which is borrowed.
+    """Open a communicator that reduces with this topology among the ranks of `comm`.
 
-    Every rank calls it. "native" is what the backend does by itself. `topology` of what is opened
-    says in words what it came to.
+    Every rank calls it, and still owns `comm`. "native" is the backend's own allreduce. The
+    result's `topology` describes what was opened.
     """
     if name == "native" or comm.size == 1:
         return DelegatingCommunicator(comm)
@@ -82,17 +81,17 @@ def open_topology(name: str, comm: Communicator) -> DelegatingCommunicator:
         host.close()
         raise SetupError(
             f"topology='shared-memory' can't be used: the {comm.size} ranks are on "
-            f"{host.num_hosts} hosts, or the kernel refused memory that they could share. Choose "
-            "'hierarchical', which shares memory inside each host, or 'auto'."
+            f"{host.num_hosts} hosts, or the kernel refused shared memory. Choose "
+            "'hierarchical', which shares memory within each host, or 'auto'."
         )
     return _open_shared_memory(comm, host)
 
 
 def _open_fastest(comm: Communicator, host: Host) -> DelegatingCommunicator:
-    """By `choose`, for every size that may come; without memory, as if each rank had a host."""
+    """Open what `choose` chooses at every size; without shared memory, as if on separate hosts."""
     if host.is_whole_world:
         return _open_shared_memory(comm, host)
-    if host.has_threads:  # they have one another's tensors at hand already
+    if host.has_threads:  # they already share all tensors
         host.close()
         return DelegatingCommunicator(comm)
     num_hosts = host.num_hosts if host.num_hosts > 1 else comm.size
@@ -111,7 +110,7 @@ def _open_shared_memory(comm: Communicator, host: Host) -> SharedMemoryCommunica
 
 
 def _open_hierarchical(comm: Communicator, host: Host) -> HierarchicalCommunicator:
-    """Memory inside the hosts, or sockets where it was refused; the backend's own between them."""
+    """Use memory within hosts, or sockets if it was refused, and the backend between hosts."""
     leader = host.leaders[comm.rank]
     inside = comm.split(leader)
     if host.exchange is not None:

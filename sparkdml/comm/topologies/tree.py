@@ -1,8 +1,8 @@
-"""A binomial tree: sums go up to rank 0, and the result comes down.
+"""A binomial tree: sums travel up to rank 0, and the result comes down.
 
-2·log2(n) messages one after the other for a short tensor. Every rank but the root sends S up, and S
-down to each of its children: 2(n-1) · S over all ranks, most of it by the root. A long tensor goes
-in segments, so that the levels of the tree work at the same time.
+A short tensor takes 2·log2(n) messages in sequence. Every rank but the root sends S up, and S down
+to each of its children: 2(n-1) · S over all ranks, most of it by the root. A long tensor is sent in
+segments, so that the levels of the tree work in parallel.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SEGMENT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is in a tree."""
+    """A rank's position in a tree."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
 def binomial(rank: int, size: int) -> Place:
-    """The parent is without the lowest bit that is set in the rank."""
+    """Return the position in a binomial tree: the parent lacks the rank's lowest set bit."""
     lowest = rank & -rank if rank else 1 << size.bit_length()
     distances = [1 << bit for bit in range(lowest.bit_length() - 1)]
     children = tuple(rank + distance for distance in distances if rank + distance < size)
@@ -46,7 +46,7 @@ def num_segments(tensor: Tensor) -> int:
 def along_trees(
     messages: PointToPoint, trees: Sequence[tuple[Place, Tensor]], combine: Combine
 ) -> None:
-    """Reduce each tensor along its own tree, segment by segment in turns."""
+    """Reduce each tensor along its own tree, alternating between trees by segment."""
     lanes = [_Lane(messages, tag, *each, combine) for tag, each in enumerate(trees)]
     steps = range(max(len(lane.segments) for lane in lanes))
     for step in steps:
@@ -60,7 +60,7 @@ def along_trees(
 
 
 class _Lane:
-    """One tensor on its way up and down one tree."""
+    """One tensor's way up and down one tree."""
 
     def __init__(
         self, messages: PointToPoint, tag: int, place: Place, tensor: Tensor, combine: Combine
@@ -76,7 +76,7 @@ class _Lane:
         segment, children = self.segments[step], self._place.children
         received = [buffer[: segment.numel()] for buffer in self._buffers]
         arriving = [self.sends.receive(*each) for each in zip(received, children, strict=True)]
-        # In the order of the children, not of arrival: the same bits in every run.
+        # In the order of the children, not of arrival, for the same bits in every run.
         for work, message in zip(arriving, received, strict=True):
             work.wait()
             self._combine(segment, message)

@@ -117,9 +117,9 @@ def share(values: Tensor, comm: Communicator) -> Tensor:
     return mapped[VALUES_AT:num_bytes].view(values.dtype)
 
 
-def _map(segment: Segment, num_bytes: int, seat: int) -> Tensor | None:
+def _map(segment: Segment, num_bytes: int, local_rank: int) -> Tensor | None:
     try:
-        segment.map(num_bytes, seat)
+        segment.map(num_bytes, local_rank)
     except OSError:  # no memory, or a limit on it
         return None
     return segment.bytes
