@@ -190,5 +190,5 @@ def open_impatiently(world: World, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_missing_ranks_are_named(worlds: RankProcesses, backend: str) -> None:
-    with pytest.raises(RankFailed, match=r"CommunicationError: ranks \[0, 2\] did not come"):
+    with pytest.raises(RankFailed, match=r"CommunicationError: ranks \[0, 2\] did not arrive"):
         worlds.run(open_impatiently, backend, ranks=[1])

@@ -197,7 +197,7 @@ def test_closing_leaves_no_thread_and_no_port() -> None:
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
 def test_listening_everywhere_is_refused(host: str) -> None:
-    with pytest.raises(ParameterError, match="host must be one address"):
+    with pytest.raises(ParameterError, match="host must be a single address"):
         Rendezvous(host)
 
 
