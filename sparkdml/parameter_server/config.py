@@ -16,7 +16,7 @@ from sparkdml.parameter_server.wire.seal import JobKey
 class ServerConfig:
     """
     Args:
-        key: the job's key, with CURVE keys in it where the wire is encrypted.
+        key: the job's key, which also says whether messages are encrypted.
         num_servers: how many serve at first; the group begins when they are all there.
         num_workers: how many workers to wait for before the first one's constructor returns.
         consistency: how far workers may run apart.

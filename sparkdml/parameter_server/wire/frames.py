@@ -1,15 +1,16 @@
 """The form of every message between workers and servers, and nothing else.
 
-The first frame is a header of fixed layout, then entries of fixed layout (one for each part of a
-table that the message is about), then a short JSON text where a kind of message has one, then the
-tag. The other frames are tensors' bytes as they lie in memory, two at most for each entry: row
-numbers and values, of just the lengths that the entry says. Nothing is unpickled. What doesn't keep
-to the form raises `BadFrame`, before anything is allocated for it.
+The body is a header of fixed layout, then entries of fixed layout (one for each part of a table
+that the message is about), then a short JSON text where a kind of message has one. The payloads are
+tensors' bytes as they lie in memory, two at most for each entry: row numbers and values, of just
+the lengths that the entry says. Nothing is unpickled. A message in another form raises `BadFrame`,
+before anything is allocated for it. How a message is sealed: seal.py.
 
-Lists of rows that travel once: whoever names the same rows again sends their signature.
+A list of rows crosses the network once: a sender that names the same rows again sends their
+signature (the key caching of Li et al. 2014). A server keeps the last list of each client for each
+part, up to a bound; a list that it has forgotten is sent in full again.
 
-(The key caching of Li et al. 2014.) A server keeps the last list of each client for each part, up
-to a bound; what it has forgotten is sent in full again.
+Runs in workers and servers, in the thread that owns the socket.
 """
 
 from __future__ import annotations
@@ -28,15 +29,13 @@ import torch
 from torch import Tensor
 
 from sparkdml.parameter_server.partition import DTYPES, Indexes, Key
-from sparkdml.parameter_server.wire.seal import TAG_BYTES, Buffer, JobKey
+from sparkdml.parameter_server.wire.seal import BadFrame, Buffer, Opener, Sealer
 
-MAGIC = b"sdps"
-VERSION = 1
 MAX_ENTRIES = 4096
 MAX_TEXT_BYTES = 1 << 20
 MAX_FRAME_BYTES = 64 << 20  # of one tensor's bytes
 
-_HEADER = struct.Struct("<4sBBHQQQQIIqII")
+_HEADER = struct.Struct("<BxHQIIqII")
 _ENTRY = struct.Struct("<QIBBHQIIQqQIIdII")
 _ALL_ROWS = 0xFFFFFFFF
 
@@ -75,10 +74,6 @@ class Status(IntEnum):
     NOT_FINITE = 6  # NaN or infinity, where these are dropped
     ROWS_UNKNOWN = 5  # the rows were named by a signature that is no longer known here
     REPEATED = 7  # a push under a mark that this part has had from this worker: nothing was done
-
-
-class BadFrame(ValueError):
-    """A message that is not ours, or not whole: why, in one word for the counters."""
 
 
 @dataclass
@@ -130,20 +125,18 @@ class Message:
         )
 
 
-def encode(message: Message, key: JobKey) -> list[Buffer]:
-    """The frames. Those of tensors are views: the tensors must stay as they are until sent."""
+def encode(message: Message, sealer: Sealer) -> list[Buffer]:
+    """The frames, under the sealer's next number.
+
+    Without encryption those of tensors are views: the tensors must stay as they are until sent.
+    """
     text = b"" if message.text is None else json.dumps(message.text).encode()
     assert len(message.entries) <= MAX_ENTRIES, len(message.entries)
     assert len(text) <= MAX_TEXT_BYTES, len(text)
     parts = [
         _HEADER.pack(
-            MAGIC,
-            VERSION,
             message.kind,
             message.flags,
-            message.sender,
-            message.receiver,
-            message.number,
             message.answers,
             message.generation,
             message.roster,
@@ -157,8 +150,10 @@ def encode(message: Message, key: JobKey) -> list[Buffer]:
         parts.append(_pack(entry))
         payloads += [bytes_of(t) for t in (entry.rows, entry.values) if t is not None and len(t)]
     parts.append(text)
-    header = b"".join(parts)
-    return [header + key.tag(header, payloads), *payloads]
+    frames = sealer.seal(b"".join(parts), payloads)
+    message.sender, message.receiver = sealer.sender, sealer.receiver
+    message.number = sealer.number
+    return frames
 
 
 def _pack(entry: Entry) -> bytes:
@@ -183,54 +178,44 @@ def _pack(entry: Entry) -> bytes:
     )
 
 
-def decode(frames: Sequence[Buffer], key: JobKey, receiver: int) -> Message:
-    """The message, if it is for this receiver and whole. Its tensors are views of the frames."""
-    if not frames:
+def decode(frames: Sequence[Buffer], opener: Opener) -> Message:
+    """The message, if it is whole. Its tensors are views of the frames, or of what they hid."""
+    opened = opener.open(frames)
+    # From here on the sender is known to have the key; its mistakes must still not harm.
+    body = memoryview(opened.body)
+    if len(body) < _HEADER.size:
         raise BadFrame("length")
-    first = memoryview(frames[0])
-    if len(first) < _HEADER.size + TAG_BYTES:
-        raise BadFrame("length")
-    fields = _HEADER.unpack_from(first)
-    if fields[:2] != (MAGIC, VERSION):
-        raise BadFrame("magic")
-    num_entries, num_text = fields[11], fields[12]
+    kind, flags, answers, generation, roster, clock, num_entries, num_text = _HEADER.unpack_from(
+        body
+    )
     if num_entries > MAX_ENTRIES or num_text > MAX_TEXT_BYTES:
         raise BadFrame("length")
     entries_end = _HEADER.size + num_entries * _ENTRY.size
-    if len(first) != entries_end + num_text + TAG_BYTES:
+    if len(body) != entries_end + num_text:
         raise BadFrame("length")
-    packed = list(_ENTRY.iter_unpack(first[_HEADER.size : entries_end]))
-    wanted = [length for entry in packed for length in entry[14:16] if length]
-    payloads = frames[1:]
-    if wanted != [len(memoryview(payload).cast("B")) for payload in payloads]:
-        raise BadFrame("length")
-    if fields[5] != receiver:
-        raise BadFrame("stranger")
-    if not key.fits(first[-TAG_BYTES:], first[:-TAG_BYTES], payloads):
-        raise BadFrame("tag")
-    # From here on the sender is known to have the key; its mistakes must still not harm.
+    packed = list(_ENTRY.iter_unpack(body[_HEADER.size : entries_end]))
+    payloads = opened.payloads([length for entry in packed for length in entry[14:16] if length])
     try:
-        kind = Kind(fields[2])
-        text = json.loads(bytes(first[entries_end:-TAG_BYTES])) if num_text else None
+        text = json.loads(bytes(body[entries_end:])) if num_text else None
         remaining = iter(payloads)
-        entries = [_unpack(entry, remaining) for entry in packed]
+        message = Message(
+            Kind(kind),
+            [_unpack(entry, remaining) for entry in packed],
+            clock=clock,
+            generation=generation,
+            roster=roster,
+            answers=answers,
+            text=text,
+            flags=flags,
+            sender=opened.sender,
+            receiver=opener.receiver,
+            number=opened.number,
+        )
     except (ValueError, IndexError, RecursionError) as error:
         raise BadFrame("form") from error
     if not (text is None or isinstance(text, dict)):
         raise BadFrame("form")
-    return Message(
-        kind=kind,
-        flags=fields[3],
-        sender=fields[4],
-        receiver=fields[5],
-        number=fields[6],
-        answers=fields[7],
-        generation=fields[8],
-        roster=fields[9],
-        clock=fields[10],
-        entries=entries,
-        text=text,
-    )
+    return message
 
 
 def _unpack(packed: tuple[Any, ...], payloads: Any) -> Entry:

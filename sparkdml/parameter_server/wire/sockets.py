@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import zmq
-import zmq.utils.z85
 
 from sparkdml.errors import CommunicationError
-from sparkdml.parameter_server.wire.frames import MAX_FRAME_BYTES, BadFrame, Message, decode, encode
-from sparkdml.parameter_server.wire.seal import JobKey
+from sparkdml.parameter_server.wire.frames import MAX_FRAME_BYTES, Message, decode, encode
+from sparkdml.parameter_server.wire.seal import BadFrame, JobKey, Opener, Sealer
 
 MAX_FRAMES = 1 << 13
 USER = b"sparkdml"
@@ -47,17 +46,13 @@ class Inbox:
         self.authenticator = Authenticator(context, key, self.own, self.dropped)
         self._socket = context.socket(zmq.ROUTER)
         _limit(self._socket)
-        if key.encrypted:
-            self._socket.curve_server = True
-            self._socket.curve_secretkey = key.curve_secret or b""
-            self._socket.curve_publickey = key.curve_public or b""
-        else:
-            self._socket.plain_server = True
+        self._socket.plain_server = True
         self._socket.ipv6 = ":" in host
         self.port = self._socket.bind_to_random_port(f"tcp://{_bracket(host)}")
         self._routes: dict[int, bytes] = {}
         self._seen: dict[int, int] = {}
-        self._sent: Counter[int] = Counter()
+        self._opener = Opener(key, self.own)
+        self._sealers: dict[int, Sealer] = {}
         self._received: Counter[int] = Counter()
 
     @property
@@ -68,7 +63,7 @@ class Inbox:
         """The next message that is good, or None when there is none at the moment."""
         while (frames := _next(self._socket)) is not None:
             try:
-                message = _open(frames[1:], self._key, self.own)
+                message = _open(frames[1:], self._opener)
                 if message.number <= self._seen.get(message.sender, 0):
                     raise BadFrame("replay")
             except BadFrame as reason:
@@ -89,9 +84,9 @@ class Inbox:
         route = self._routes.get(to)
         if route is None:
             return
-        self._sent[to] += 1
-        message.sender, message.receiver, message.number = self.own, to, self._sent[to]
-        frames = [route, *encode(message, self._key)]
+        if to not in self._sealers:
+            self._sealers[to] = Sealer(self._key, self.own, to, answers=True)
+        frames = [route, *encode(message, self._sealers[to])]
         with contextlib.suppress(zmq.ZMQError):  # unreachable: the connection has gone
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
@@ -103,8 +98,8 @@ class Inbox:
 class Authenticator:
     """Whom ZeroMQ lets in at all: else a stranger's frames would be queued before we see them.
 
-    Who has the job's key says a word that is made from it for this server, or has the job's CURVE
-    key. That a listener may overhear the word does not matter: every message must be sealed too.
+    A client says a word that is made from the job's key for this server. That a listener may
+    overhear the word does not matter: every message must be sealed too.
     """
 
     def __init__(
@@ -115,9 +110,7 @@ class Authenticator:
         dropped: Counter[str],
     ) -> None:
         self._dropped = dropped
-        word = key.word_for(own)
-        public = zmq.utils.z85.decode(key.curve_public) if key.curve_public else b""
-        self._expected = [b"CURVE", public] if key.encrypted else [b"PLAIN", USER, word]
+        self._expected = [b"PLAIN", USER, key.word_for(own)]
         self.socket = context.socket(zmq.REP)
         self.socket.bind("inproc://zeromq.zap.01")
 
@@ -155,19 +148,13 @@ class Outbox:
     ) -> None:
         self.own, self.server = own, server
         self._dropped = dropped
-        self._key = key
-        self.num_sent = 0
+        self._sealer, self._opener = Sealer(key, own, server), Opener(key, own, answers=True)
         self.num_missed = 0  # answers that were lost with a connection
         self._seen = 0
         self._socket = context.socket(zmq.DEALER)
         _limit(self._socket)
-        if key.encrypted:
-            self._socket.curve_serverkey = key.curve_public or b""
-            self._socket.curve_publickey = key.curve_public or b""
-            self._socket.curve_secretkey = key.curve_secret or b""
-        else:
-            self._socket.plain_username = USER
-            self._socket.plain_password = key.word_for(server)
+        self._socket.plain_username = USER
+        self._socket.plain_password = key.word_for(server)
         self._socket.ipv6 = address.startswith("[")
         self._socket.connect(f"tcp://{address}")
 
@@ -177,17 +164,16 @@ class Outbox:
 
     def send(self, message: Message) -> int:
         """Queue it, and return its number, which the answer will name."""
-        self.num_sent += 1
-        message.sender, message.receiver, message.number = self.own, self.server, self.num_sent
+        frames = encode(message, self._sealer)
         # A server that doesn't let us in leaves nowhere to send to: that counts as lost on the way.
         with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart(encode(message, self._key), zmq.NOBLOCK, copy=False)
-        return self.num_sent
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        return message.number
 
     def receive(self) -> Message | None:
         while (frames := _next(self._socket)) is not None:
             try:
-                message = _open(frames, self._key, self.own)
+                message = _open(frames, self._opener)
                 if message.sender != self.server:
                     raise BadFrame("stranger")
                 if message.number <= self._seen:
@@ -267,10 +253,10 @@ def _next(end: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
         return None
 
 
-def _open(frames: Sequence[zmq.Frame], key: JobKey, own: int) -> Message:
+def _open(frames: Sequence[zmq.Frame], opener: Opener) -> Message:
     if len(frames) > MAX_FRAMES:
         raise BadFrame("length")
-    return decode([frame.buffer for frame in frames], key, own)
+    return decode([frame.buffer for frame in frames], opener)
 
 
 def own_address(host: str, port: int) -> str:

@@ -11,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.parameter_server.wire.frames import BadFrame, Entry, Kind, Message, decode, encode
-from sparkdml.parameter_server.wire.seal import Buffer, JobKey
+from sparkdml.parameter_server.wire.frames import Entry, Kind, Message, decode, encode
+from sparkdml.parameter_server.wire.seal import BadFrame, Buffer, JobKey, Opener, Sealer
 
-KEY = JobKey(b"k" * 32)
-ME = 77
+KEYS = [JobKey(b"k" * 32), JobKey(b"k" * 32, encrypted=True)]
+SENDER, ME = 8, 77
+
+both = pytest.mark.parametrize("key", KEYS, ids=["authenticated", "encrypted"])
 
 
 def a_message() -> Message:
@@ -31,21 +33,24 @@ def a_message() -> Message:
         generation=5,
         roster=6,
         text={"a": 1},
-        sender=8,
-        receiver=ME,
-        number=9,
     )
+
+
+def sealed(key: JobKey) -> list[bytearray]:
+    return wire(encode(a_message(), Sealer(key, SENDER, ME)))
 
 
 def wire(frames: list[Buffer]) -> list[bytearray]:
     return [bytearray(frame) for frame in frames]
 
 
-def test_a_message_survives() -> None:
+@both
+def test_a_message_survives(key: JobKey) -> None:
     sent = a_message()
-    got = decode(wire(encode(sent, KEY)), KEY, ME)
+    got = decode(wire(encode(sent, Sealer(key, SENDER, ME))), Opener(key, ME))
     assert (got.kind, got.clock, got.generation, got.roster) == (Kind.PUSH, 4, 5, 6)
-    assert (got.sender, got.receiver, got.number, got.text) == (8, ME, 9, {"a": 1})
+    assert (got.sender, got.receiver, got.number, got.text) == (SENDER, ME, 1, {"a": 1})
+    assert (sent.sender, sent.receiver, sent.number) == (SENDER, ME, 1)
     for entry, other in zip(sent.entries, got.entries, strict=True):
         assert (entry.key, entry.number, entry.weight) == (other.key, other.number, other.weight)
         for a, b in ((entry.rows, other.rows), (entry.values, other.values)):
@@ -55,60 +60,66 @@ def test_a_message_survives() -> None:
                 assert torch.equal(a, b)
 
 
+@both
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_one_changed_bit_anywhere_is_noticed(data: st.DataObject) -> None:
-    frames = wire(encode(a_message(), KEY))
+def test_one_changed_bit_anywhere_is_noticed(key: JobKey, data: st.DataObject) -> None:
+    frames = sealed(key)
     frame = data.draw(st.sampled_from(frames))
     position = data.draw(st.integers(0, len(frame) - 1))
     frame[position] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(BadFrame):
-        decode(frames, KEY, ME)
+        decode(frames, Opener(key, ME))
 
 
+@both
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.binary(max_size=300), max_size=5))
-def test_random_bytes_are_refused(frames: list[bytes]) -> None:
+def test_random_bytes_are_refused(key: JobKey, frames: list[bytes]) -> None:
     with pytest.raises(BadFrame):
-        decode(frames, KEY, ME)
+        decode(frames, Opener(key, ME))
 
 
+@both
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_nonsense_with_a_true_tag_is_refused_or_read(data: st.DataObject) -> None:
-    """What someone with the key might send by mistake: any header, sealed as it should be."""
-    header = bytearray(encode(a_message(), KEY)[0][:-16])
+def test_nonsense_with_a_true_tag_is_refused_or_read(key: JobKey, data: st.DataObject) -> None:
+    """What someone with the key might send by mistake: any body, sealed as it should be."""
+    opened = Opener(KEYS[0], ME).open(sealed(KEYS[0]))
+    body = bytearray(opened.body)
     for _ in range(data.draw(st.integers(1, 8))):
-        header[data.draw(st.integers(5, len(header) - 1))] = data.draw(st.integers(0, 255))
-    payloads = wire(encode(a_message(), KEY)[1:])
-    header[16:24] = ME.to_bytes(8, "little")
-    frames = [bytearray(bytes(header) + KEY.tag(bytes(header), payloads)), *payloads]
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    frames = wire(Sealer(key, SENDER, ME).seal(bytes(body), opened.frames))
     with contextlib.suppress(BadFrame):
-        assert isinstance(decode(frames, KEY, ME), Message)
+        assert isinstance(decode(frames, Opener(key, ME)), Message)
 
 
-def test_lengths_that_are_claimed_are_not_allocated() -> None:
-    header = bytearray(encode(a_message(), KEY)[0])
+@both
+def test_lengths_that_are_claimed_are_not_allocated(key: JobKey) -> None:
+    header = sealed(key)[0]
     tracemalloc.start()
     try:
         for position in range(len(header) - 4):
             forged = bytearray(header)
             forged[position : position + 4] = struct.pack("<I", 0x7FFFFFFF)
             with pytest.raises(BadFrame):
-                decode([forged, bytearray(24)], KEY, ME)
+                decode([forged, bytearray(24)], Opener(key, ME))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_the_reasons_are_told_apart() -> None:
-    frames = wire(encode(a_message(), KEY))
-    for given_frames, key, receiver, reason in (
-        (frames, JobKey(b"x" * 32), ME, "tag"),
-        (frames, KEY, ME + 1, "stranger"),
-        (frames[:-1], KEY, ME, "length"),
-        ([], KEY, ME, "length"),
-        ([bytearray(b"x" * 100)], KEY, ME, "magic"),
+@both
+def test_the_reasons_are_told_apart(key: JobKey) -> None:
+    frames = sealed(key)
+    for given_frames, other, receiver, reason in (
+        (frames, JobKey(b"x" * 32, key.encrypted), ME, "tag"),
+        (frames, JobKey(key.secret, not key.encrypted), ME, "tag|length"),
+        (frames, key, ME + 1, "stranger"),
+        (frames[:-1], key, ME, "length"),
+        ([frames[0], frames[1][:-4], *frames[2:]], key, ME, "length"),
+        ([], key, ME, "length"),
+        ([bytearray(b"x" * 100)], key, ME, "magic"),
     ):
         with pytest.raises(BadFrame, match=reason):
-            decode(given_frames, key, receiver)
+            decode(given_frames, Opener(other, receiver))

@@ -13,7 +13,8 @@ from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.consistency import BSP, TAP, Consistency
 from sparkdml.parameter_server.optimizers import Add
 from sparkdml.parameter_server.wire import sockets
-from sparkdml.parameter_server.wire.frames import BadFrame, Kind, Message, decode
+from sparkdml.parameter_server.wire.frames import Kind, Message, decode
+from sparkdml.parameter_server.wire.seal import BadFrame
 from sparkdml.testing.server_cluster import ServerCluster
 
 STEPS = 12

@@ -13,7 +13,7 @@ from sparkdml.errors import CommunicationError
 from sparkdml.parameter_server.consistency import TAP
 from sparkdml.parameter_server.wire import sockets
 from sparkdml.parameter_server.wire.frames import Entry, Kind, Message, encode
-from sparkdml.parameter_server.wire.seal import JobKey
+from sparkdml.parameter_server.wire.seal import JobKey, Sealer
 from sparkdml.parameter_server.wire.sockets import check_bindable
 from sparkdml.testing.server_cluster import ServerCluster
 from sparkdml.testing.waiting import wait_until
@@ -46,13 +46,15 @@ def test_bad_frames_are_dropped_and_counted(raw: Any) -> None:
         table = client._book.find("n").table
         member = cluster.membership.view.servers[0]
         push = Message(Kind.PUSH, [Entry(table.number, 0, number=1, values=torch.ones(4))])
-        push.sender, push.receiver, push.number = 55, member.number, 1
         word = cluster.config.key.word_for(member.number)
         stranger = raw(node.address, word)  # who has overheard the word, and has no key
 
-        good = [bytes(frame) for frame in encode(push, cluster.config.key)]
+        def frames_of(key: JobKey, receiver: int = member.number) -> list[bytes]:
+            return [bytes(frame) for frame in encode(push, Sealer(key, 55, receiver))]
+
+        good = frames_of(cluster.config.key)
         for frames, reason in (
-            ([bytes(frame) for frame in encode(push, JobKey.new())], "tag"),
+            (frames_of(JobKey.new()), "tag"),
             ([good[0], good[1][:-4]], "length"),
             ([good[0], good[1], b"more"], "length"),
             ([b"GET / HTTP/1.1"], "length"),
@@ -62,8 +64,8 @@ def test_bad_frames_are_dropped_and_counted(raw: Any) -> None:
             stranger.send_multipart(frames)
             wait_until(lambda r=reason, b=before: node.stats.dropped[r] == b + 1)
 
-        push.receiver = member.number ^ 1  # recorded when it went to another server
-        stranger.send_multipart([bytes(frame) for frame in encode(push, cluster.config.key)])
+        # Recorded when it went to another server.
+        stranger.send_multipart(frames_of(cluster.config.key, member.number ^ 1))
         wait_until(lambda: node.stats.dropped["stranger"] == 1)
 
         stranger.send_multipart(good)  # the first time it is a message like any other
@@ -102,9 +104,9 @@ def test_nonsense_from_someone_with_the_key_does_no_harm(raw: Any) -> None:
             Message(Kind.PULL, [Entry(number, 0, rows=torch.tensor([9], dtype=torch.int32))]),
             Message(Kind.PUSH, [Entry(number, 0, number=1, values=torch.ones(3))]),
         ]
-        for count, message in enumerate(nonsense, 1):
-            message.sender, message.receiver, message.number = 77, member.number, count
-            sender.send_multipart([bytes(f) for f in encode(message, cluster.config.key)])
+        sealer = Sealer(cluster.config.key, 77, member.number)
+        for message in nonsense:
+            sender.send_multipart([bytes(frame) for frame in encode(message, sealer)])
         wait_until(lambda: node.stats.dropped["form"] >= 5 and node.stats.dropped["refused"] >= 1)
         client.push("n", torch.ones(4)).wait()
         assert client.pull("n").wait().tolist() == [1.0] * 4
@@ -138,8 +140,8 @@ def test_a_frame_that_is_too_long_is_not_even_received(
     try:
         address = f"127.0.0.1:{inbox.port}"
         raw(address, key.word_for(inbox.own)).send(b"x" * 100_000)
-        message = Message(Kind.HELLO, [Entry(0, 0)], sender=5, receiver=inbox.own, number=1)
-        sealed = [bytes(frame) for frame in encode(message, key)]
+        message = Message(Kind.HELLO, [Entry(0, 0)])
+        sealed = [bytes(frame) for frame in encode(message, Sealer(key, 5, inbox.own))]
         raw(address, key.word_for(inbox.own)).send_multipart(sealed)
         while not inbox.socket.poll(10):
             inbox.authenticator.answer()
