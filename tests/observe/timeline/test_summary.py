@@ -150,14 +150,14 @@ def test_the_command_reads_what_was_cut_off(
     path.write_text(path.read_text()[:-400])
     assert main(["timeline", str(path)]) == 0
     said = capsys.readouterr().out
-    assert "the file was cut off" in said
+    assert "the file is truncated" in said
     assert "backward" in said
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[]", "must be a trace that sparkdml wrote"),
+        ("[]", "must be a trace written by sparkdml"),
         ("nothing", "must be a trace: JSON"),
         (None, "No such file"),
     ],

@@ -49,6 +49,8 @@ class Notes {
   }
 }
 
+const EMPTY = new Set([null, undefined, "", "None"]); // of what was not asked for
+
 class Plan {
   constructor() {
     this.body = html("tbody");
@@ -61,7 +63,7 @@ class Plan {
     const own = Object.entries({ run: run.id, backend: run.backend, topology: run.topology, batchSize: run.batchSize,
       globalBatch: run.globalBatch, seed: run.seed });
     const plan = new Map(own.concat(Object.entries(run.plan ?? {}))); // the plan's word counts
-    const rows = [...plan].filter(([, value]) => value !== null && value !== undefined);
+    const rows = [...plan].filter(([, value]) => !EMPTY.has(value));
     keepRows(this.body, rows, ([name]) => name,
       ([name]) => html("tr", {}, html("th", { scope: "row" }, name), html("td")),
       (row, [, value]) => setText(row.lastElementChild, String(value)));

@@ -2,6 +2,7 @@ package io.sparkdml.ui;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.Arrays;
 
 /** What one rank has done, and where its time went. */
 final class RankState {
@@ -59,6 +60,15 @@ final class RankState {
   /** Of its own, without waiting for the others. */
   double workSecondsPerStep() {
     return steps == 0 ? Double.NaN : (seconds[0] + seconds[1]) / steps;
+  }
+
+  /** Rates are of the newest report; at the run's end the means of the run say more. */
+  void end() {
+    double spent = Arrays.stream(seconds).sum();
+    if (spent > 0 && steps > 0) {
+      rowsPerSecond = rows / spent;
+      stepSeconds = spent / steps;
+    }
   }
 
   ObjectNode toJson() {

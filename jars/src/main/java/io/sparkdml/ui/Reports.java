@@ -13,7 +13,7 @@ import java.util.stream.Collectors;
  * rank, field by field. A kind that a newer sparkdml sends is shown without a change here.
  */
 final class Reports {
-  private static final Set<String> STAMPS = Set.of("kind", "time", "run", "rank");
+  private static final Set<String> STAMPS = Set.of("type", "kind", "time", "run", "rank");
 
   private final Map<String, TreeMap<Integer, ObjectNode>> byKind = new TreeMap<>();
 

@@ -186,6 +186,7 @@ final class RunState {
     state = outcome;
     ended = lastTime;
     seconds = Double.isFinite(told) ? told : lastTime - started;
+    ranks.all().forEach(RankState::end);
     progress.end(lastTime, "finished".equals(outcome) && progress.epoch >= progress.epochs);
   }
 
