@@ -10,6 +10,7 @@ from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator, Work
 from sparkdml.compression.base import Compression, Reducer, Unfinished, begin_stats
 from sparkdml.compression.error_feedback import ResidualReducer
+from sparkdml.observe.trackers import ReceivesOutcome, Tracker, TrackerSettings
 from sparkdml.training.flat import Bucket, FlatParams
 from sparkdml.training.training import Training
 
@@ -19,9 +20,12 @@ __all__ = [
     "Compression",
     "Entry",
     "FlatParams",
+    "ReceivesOutcome",
     "Reducer",
     "ResidualReducer",
     "State",
+    "Tracker",
+    "TrackerSettings",
     "Training",
     "Unfinished",
     "Work",

@@ -35,5 +35,6 @@ SETUPS = {
     "docs/how-to-see-a-run.md": "digits_estimator.py",
     "docs/how-to-write-a-callback.md": "digits_estimator.py",
     "docs/how-to-write-a-compressor.md": "digits_estimator.py",
+    "docs/how-to-write-a-tracker.md": "digits_estimator.py",
     "docs/how-to-share-a-cluster.md": "digits_estimator.py",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,9 @@ import pytest
 import torch
 
 import sparkdml as dml
+from sparkdml.extending import ReceivesOutcome, Tracker, TrackerSettings
+from sparkdml.observe.observers import watched
+from sparkdml.observe.trackers import TrackerObserver
 from sparkdml.testing.compression_contract import CompressionCase, CompressionContract
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.faults import FailsAt, Injected
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 callback = load_example("extending/callback.py")
 compression = load_example("extending/compression.py")
+tracker = load_example("extending/tracker.py")
 
 
 # -- a callback ----------------------------------------------------------------------------------
@@ -123,3 +129,48 @@ def test_a_compressor_of_ones_own_on_spark(spark: SparkSession) -> None:
     rows = compression.read_digits(spark).limit(600)
     fitted = compression.train(rows, compression.RandomBlock(0.25), epochs=6)
     assert fitted.history.accuracy[-1] > 0.8
+
+
+# -- a tracker -----------------------------------------------------------------------------------
+
+
+def run_tracked(path: Path, loss: float, fails: bool = False) -> None:
+    start = {"name": "fit Net", "plan": {"optimizer": f"SGD(lr={loss})"}}
+    with watched(start, [TrackerObserver(tracker.SQLite(str(path)))]) as tell:
+        tell(0, {"kind": "epoch", "row": {"epoch": 1.0, "loss": loss}})
+        if fails:
+            raise Injected("lost")
+
+
+def test_the_tracker_has_the_public_interfaces(tmp_path: Path) -> None:
+    settings = tracker.SQLite(str(tmp_path / "runs.sqlite"))
+    assert isinstance(settings, TrackerSettings)
+    run = settings.begin("7f", "fit Net", {})
+    assert isinstance(run, Tracker)
+    assert isinstance(run, ReceivesOutcome)
+    run.close()
+
+
+def test_runs_and_how_they_ended_are_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    run_tracked(path, 0.5)
+    with pytest.raises(Injected):
+        run_tracked(path, 0.25, fails=True)
+    assert tracker.best_losses(path) == [("SGD(lr=0.25)", 0.25), ("SGD(lr=0.5)", 0.5)]
+    with closing(sqlite3.connect(path)) as database:
+        ends = set(database.execute("SELECT outcome, cause FROM runs"))
+    assert ends == {("finished", None), ("failed", "lost")}
+
+
+def test_a_file_that_can_not_be_written_costs_one_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="unable to open database file"):
+        run_tracked(tmp_path / "no folder" / "runs.sqlite", 0.5)
+
+
+@pytest.mark.spark
+def test_a_tracker_of_ones_own_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "runs.sqlite")
+    tracker.train(tracker.read_digits(spark).limit(320), path, [0.01, 0.5], epochs=2)
+    (best, _), (other, _) = tracker.best_losses(path)
+    assert "lr=0.5" in best
+    assert "lr=0.01" in other
