@@ -63,6 +63,14 @@ class CommunicationError(SparkDMLError, RuntimeError):
     """A collective failed, nearly always because another rank is gone: seldom the root cause."""
 
 
+class ProtocolError(SparkDMLError, ValueError):
+    """A task and the driver don't understand each other: there is no such message or question.
+
+    A driver service raises it for a question that it doesn't know. Then `ctx.ask` raises it in the
+    task that asked, while any other exception of a driver service ends the run.
+    """
+
+
 class NonFiniteLoss(SparkDMLError, ArithmeticError):
     """The loss became NaN or infinite."""
 
@@ -74,17 +82,34 @@ class NonFiniteLoss(SparkDMLError, ArithmeticError):
         )
 
 
+def task_name(role: str, rank: int) -> str:
+    """How messages name a task: "rank 1" for a worker, "server 0" for a task of another role."""
+    return f"rank {rank}" if role == "worker" else f"{role} {rank}"
+
+
 class WorkerError(SparkDMLError, RuntimeError):
-    """A worker failed; has its rank, its host and its traceback."""
+    """A worker failed: its rank, its host, and the traceback as it was there.
 
-    step: int | None = None  # the last step before the failure, if known
+    A server or an evaluator that fails is one, too: `role` says which, and `rank` counts the tasks
+    of that role.
+    """
 
-    def __init__(self, rank: int, host: str, reason: str, worker_traceback: str = "") -> None:
-        self.rank, self.host, self.reason = rank, host, reason
+    step: int | None = None  # after which it failed, where it could tell
+
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        reason: str,
+        worker_traceback: str = "",
+        role: str = "worker",
+    ) -> None:
+        self.rank, self.host, self.reason, self.role = rank, host, reason, role
         self.worker_traceback = worker_traceback
-        message = f"rank {rank} on {host} failed: {reason}"
+        who = f"{task_name(role, rank)} on {host}"
+        message = f"{who} failed: {reason}"
         if worker_traceback:
-            message += f"\n\nTraceback of rank {rank} on {host}:\n{worker_traceback.rstrip()}"
+            message += f"\n\nTraceback of {who}:\n{worker_traceback.rstrip()}"
         super().__init__(message)
 
 

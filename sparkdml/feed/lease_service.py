@@ -14,7 +14,7 @@ import time
 from dataclasses import astuple
 from typing import Any, Protocol
 
-from sparkdml.errors import DataError
+from sparkdml.errors import DataError, ProtocolError
 from sparkdml.feed.leases import LeaseTable
 
 NUM_EPOCHS_KEPT = 2
@@ -79,7 +79,7 @@ class LeaseService:
                 return {}
             if about == "lease.used":
                 return {"rows": table.used(peer.rank)}
-        raise ValueError(f"no question about {about!r} is known here")
+        raise ProtocolError(f"the lease service knows no question about {about!r}")
 
     def on_join(self, peer: Worker) -> None:
         """It will say what it has when it begins."""

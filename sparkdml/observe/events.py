@@ -109,7 +109,8 @@ EVENTS: dict[str, EventKind] = {
         "driver",
         {
             "cause": "in one line",
-            "failed_rank": "",
+            "failed_role": "`worker`, `server`, …",
+            "failed_rank": "among the tasks of that role",
             "host": "",
             "traceback": "",
             "step": "",
@@ -181,7 +182,13 @@ EVENTS: dict[str, EventKind] = {
     "note": EventKind("rank 0", {"text": "what a user should know, as a changed learning rate"}),
     "output": EventKind(
         'any rank, with `logs="driver"`',
-        {"host": "", "stream": "", "lines": "printed or logged", "dropped": "lines left out"},
+        {
+            "host": "",
+            "stream": "",
+            "lines": "printed or logged",
+            "dropped": "lines left out",
+            "task": "such as `server 0`, where it is no worker",
+        },
         "none",
     ),
     "spans": EventKind(

@@ -203,7 +203,7 @@ class OutputPrinter:
     def handle(self, rank: int, event: dict[str, Any]) -> None:
         if event["kind"] != "output":
             return
-        who = f"[rank {rank} on {event['host']}]"
+        who = f"[{event.get('task', f'rank {rank}')} on {event['host']}]"
         lines = [f"{who} {line}" for line in event["lines"]]
         if event.get("dropped"):
             lines.append(

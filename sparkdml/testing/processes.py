@@ -1,7 +1,7 @@
 """Train on processes: a strategy's whole loop over a real backend, without Spark.
 
 As `train_on_threads`, so that the contract suite of strategies runs over torch.distributed and
-Horovod, too. What a strategy keeps at the driver, its desk, stays here and is asked over a socket.
+Horovod, too. A driver service of the strategy stays here, and is asked over a socket.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ from typing import Any
 from torch import nn
 
 from sparkdml.comm.base import Communicator
-from sparkdml.errors import CommunicationError
+from sparkdml.errors import CommunicationError, ProtocolError
 from sparkdml.network.connection import Connection, Message
 from sparkdml.runtime.driver.control_server import ControlServer
+from sparkdml.runtime.driver.dispatcher import identity
+from sparkdml.runtime.protocol.messages import (
+    FROM_DRIVER,
+    Answer,
+    Hello,
+    Question,
+    ServiceQuestion,
+    ask,
+    decode,
+    encode,
+)
 from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
 from sparkdml.runtime.worker.control_client import is_effect
 from sparkdml.strategies.base import Strategy
@@ -146,7 +157,7 @@ def train_task(
     return pickle.dumps(Outcome(trained, error, error is not None and is_effect(error), saved))
 
 
-# -- the desk -----------------------------------------------------------------------------------
+# -- the driver service ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,47 +170,48 @@ class ServiceAddress:
 
 @contextmanager
 def served(driver_service: DriverService | None) -> Iterator[ServiceAddress]:
-    """By the driver's own endpoint, as in a cluster."""
+    """By the driver's own control server, as in a cluster."""
 
-    def answer(rank: int, message: Message) -> Any:
-        assert driver_service is not None, "the strategy has no desk"
-        return driver_service.answer(
-            TaskIdentity("worker", rank, 0, "here"), message["about"], message["fields"]
-        )
+    def answer(task: Hello, question: Question) -> Any:
+        assert driver_service is not None, "the strategy has no driver service"
+        assert isinstance(question, ServiceQuestion)
+        return driver_service.answer(identity(task), question.about, question.fields)
 
     token = secrets.token_hex()
-    endpoint = ControlServer(
+    server = ControlServer(
         "127.0.0.1",
         token,
         beat_timeout_seconds=60.0,
-        on_event=lambda rank, event: None,
+        on_event=lambda task, event: None,
         answer=answer,
     )
     try:
-        yield ServiceAddress(endpoint.port, token)
+        yield ServiceAddress(server.port, token)
     finally:
-        endpoint.close()
+        server.close()
 
 
 class RemoteService:
-    """The desk as a rank's process sees it; it connects when it is first asked."""
+    """The driver service as a rank's process sees it; it connects at the first question."""
 
     def __init__(self, place: ServiceAddress) -> None:
         self._place = place
-        self._wire: Connection | None = None
+        self._connection: Connection | None = None
         self._asking = threading.Lock()
 
     def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         with self._asking:
-            if self._wire is None:
-                self._wire = self._connect(peer)
-            self._wire.send(
-                {"type": "ask", "what": "desk", "number": 1, "about": about, "fields": fields}
-            )
-            answer = self._wire.receive()
-        if answer is None:
-            raise CommunicationError("the desk is closed: the run has failed elsewhere")
-        return answer["answer"]
+            if self._connection is None:
+                self._connection = self._connect(peer)
+            self._connection.send(encode(ask(1, ServiceQuestion(about, fields))))
+            line = self._connection.receive()
+        if line is None:
+            raise CommunicationError("the driver service is closed: the run has failed elsewhere")
+        answer = decode(line, FROM_DRIVER)
+        assert isinstance(answer, Answer)
+        if answer.error is not None:
+            raise ProtocolError(answer.error)
+        return answer.answer
 
     def _connect(self, peer: TaskIdentity) -> Connection:
         connection = Connection.connect(
@@ -208,13 +220,12 @@ class RemoteService:
             wire="control",
             timeout_seconds=10,
         )
-        connection.send(
-            {"rank": peer.rank, "host": peer.host, "pid": os.getpid(), "role": peer.role}
-        )
+        hello = Hello(peer.role, peer.rank, number=peer.rank, host=peer.host, pid=os.getpid())
+        connection.send(encode(hello))
         return connection
 
     def on_join(self, peer: TaskIdentity) -> None:
-        """Nobody comes late here."""
+        """All ranks join at the start."""
 
     def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
-        """Nor comes back."""
+        """None is started again."""

@@ -141,7 +141,7 @@ def test_a_failure_before_the_first_step_is_not_tried_again(rows, tmp_path):
 
 
 def test_given_up_after_max_restarts_with_the_first_cause(rows, tmp_path):
-    with pytest.raises(WorkerError, match="ended without a word") as caught:
+    with pytest.raises(WorkerError, match="exited without reporting") as caught:
         fit_with_fault(rows, tmp_path, "kill", 3, times=99, maxRestarts=1)
     assert len(list(tmp_path.glob("fault-*"))) == 2
     assert "maxRestarts=1" in "".join(caught.value.__notes__)
@@ -343,7 +343,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_its_parent(
         part.write_bytes(content)
     else:
         part.unlink()
-    with pytest.warns(UserWarning, match=f"{newest.id}.*passed over"):
+    with pytest.warns(UserWarning, match=f"skipping damaged checkpoint {newest.id}"):
         fitted, _ = fit_with_fault(rows, tmp_path, "raise", 33, patient=True)
     assert equal(fitted, uninterrupted())
     resumed = checkpoints.lineage().submissions[-1]

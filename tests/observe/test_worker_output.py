@@ -214,7 +214,8 @@ def test_the_driver_prints_rank_and_host(capsys):
     printer.handle(1, {**output, "stream": "stdout", "lines": ["a", "b"]})
     printer.handle(0, {**output, "stream": "stderr", "lines": ["c"], "dropped": 1200})
     printer.handle(0, {"kind": "epoch", "row": {}})
+    printer.handle(2, {**output, "stream": "stdout", "lines": ["d"], "task": "server 0"})
     printer.close()
     said = capsys.readouterr()
-    assert said.out == "[rank 1 on host-b] a\n[rank 1 on host-b] b\n"
+    assert said.out == "[rank 1 on host-b] a\n[rank 1 on host-b] b\n[server 0 on host-b] d\n"
     assert said.err.startswith("[rank 0 on host-b] c\n[rank 0 on host-b] … 1,200 lines more")

@@ -14,6 +14,7 @@ import torch
 
 import sparkdml as dml
 from sparkdml.comm.backends import horovod_available
+from sparkdml.errors import ProtocolError
 
 needs_horovod = pytest.mark.skipif(not horovod_available(), reason="Horovod isn't installed")
 BACKENDS = ["torch", pytest.param("horovod", marks=needs_horovod)]
@@ -408,3 +409,49 @@ def test_what_json_cannot_carry_is_refused_where_it_is_logged(spark):
         )
     logged = [event["values"]["value"] for event in heard if event["kind"] == "log"]
     assert logged == [3, 0.5, "text", 2.5, 1.5]
+
+
+class Counter:
+    """A function object for `dml.run` whose workers count at the driver."""
+
+    def __init__(self):
+        self.total, self.lock = 0, threading.Lock()
+
+    def __getstate__(self):
+        return {}  # what the driver keeps is not shipped
+
+    def driver_service(self, num_workers):
+        return self
+
+    def answer(self, peer, about, fields):
+        if about != "add":
+            raise ProtocolError(f"a counter has no question {about!r}")
+        with self.lock:
+            self.total += fields["number"]
+        return f"{peer.role} {peer.rank}"
+
+    def on_join(self, peer):
+        pass
+
+    def on_leave(self, peer, outcome):
+        pass
+
+    def __call__(self, ctx):
+        with pytest.raises(ProtocolError, match="a counter has no question 'subtract'"):
+            ctx.ask("subtract")
+        return ctx.ask("add", number=ctx.rank + 1)
+
+
+def test_a_function_object_has_a_driver_service(spark):
+    counter = Counter()
+    assert dml.run(counter, num_workers=2, spark=spark) == ["worker 0", "worker 1"]
+    assert counter.total == 3
+
+
+def test_a_question_to_a_driver_service_that_is_not_there(spark):
+    def ask(ctx):
+        with pytest.raises(ProtocolError, match=r"no driver service to ask about 'add'"):
+            ctx.ask("add")
+        return ctx.rank
+
+    assert dml.run(ask, num_workers=2, spark=spark) == [0, 1]

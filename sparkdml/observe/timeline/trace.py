@@ -123,7 +123,7 @@ MARKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "submission": ("submission {number}", ("workers", "hosts", "from_step")),
     "epoch": ("epoch {epoch} ends", ()),
     "checkpoint": ("checkpoint {id}", ("step", "bytes", "copy_seconds", "write_seconds", "parent")),
-    "failure": ("failure", ("failed_rank", "host", "cause", "step")),
+    "failure": ("failure", ("failed_role", "failed_rank", "host", "cause", "step")),
     "restart": ("restart", ("cause", "from_step", "workers")),
     "run-end": ("run {outcome}", ("cause", "seconds", "stopped")),
 }

@@ -126,7 +126,7 @@ class CheckpointedRun:
         try:
             state = self._archive.read(manifest)
         except CheckpointError as error:
-            self._reject(manifest.id, str(error))
+            self.reject(manifest.id, str(error))
             return None
         if manifest.epoch < epochs and state["progress"].value["stopped"] is None:
             return None
@@ -213,13 +213,17 @@ class CheckpointedRun:
             )
         return plan
 
-    def answer(self, rank: int, message: Mapping[str, Any]) -> bool:
-        """A worker's word about checkpoints."""
-        if message["what"] == "damaged":
-            self._reject(str(message["id"]), str(message["why"]))
-        elif self._committer is not None:
-            self._committer.receive(rank, message)
-        return True
+    def receive(self, rank: int, report: Mapping[str, Any]) -> None:
+        """A worker's parts of a checkpoint are written, or failed to be."""
+        if self._committer is not None:
+            self._committer.receive(rank, report)
+
+    def reject(self, id: str, why: str) -> None:
+        """A checkpoint is damaged: the next submission resumes from an older one."""
+        self.rejected.add(id)
+        warnings.warn(
+            f"skipping damaged checkpoint {id} and resuming from its parent: {why}", stacklevel=2
+        )
 
     def end(self, outcome: Any, cause: str | None = None, step: int | None = None) -> None:
         """The submission is over: commit what is complete, and write down how it ended."""
@@ -249,7 +253,3 @@ class CheckpointedRun:
                 "write_seconds": manifest.write_seconds,
             },
         )
-
-    def _reject(self, id: str, why: str) -> None:
-        self.rejected.add(id)
-        warnings.warn(f"checkpoint {id} is passed over for the one before it: {why}", stacklevel=2)

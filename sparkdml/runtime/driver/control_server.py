@@ -1,88 +1,111 @@
-"""The driver's end of the control wire: who is there, who beats, what failed, and first of all why.
+"""The driver's end of the control wire: the tasks of a submission, their liveness, and their ends.
+
+Runs in the driver's process. Each task's connection has a thread of the listener's, which receives
+its beats, events, questions and report; the thread that watches the submission asks for the first
+cause of a failure. Owns a `Member` for each task for as long as the submission lasts, and turns its
+end into an exception.
 
 Liveness is judged by beats and by the state of each connection, never by how fast a step is. The
 end of a gang's worker is the end of the run. A task that Spark retries may fail and come back, as
-the same member with a higher attempt: it is final only when Spark has given up on its job, or when
-the failure is of a kind that would come again. Where rows of a stage were lost with an executor,
-Spark begins the stage anew, with attempts that count from 0 and second copies of tasks that still
-run: for tasks that wait for each other that is the end of the run, too.
-
-A task as the driver knows it, and its end as an exception.
+the same member with a higher attempt: its failure is final only when Spark has given up on its job,
+or when another attempt would fail in the same way. Where rows of a stage were lost with an
+executor, Spark starts the whole stage again, with attempts that count from 0 and second copies of
+tasks that still run: for tasks that wait for each other, that too is the end of the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sparkdml import errors
-from sparkdml.errors import SparkDMLError, WorkerError, WorkerLost
+from sparkdml.errors import ProtocolError, SparkDMLError, WorkerError, WorkerLost, task_name
 from sparkdml.network.connection import MAX_LINE_BYTES, Connection, Message
 from sparkdml.network.listener import Listener
 from sparkdml.runtime.driver.failures import is_deterministic
+from sparkdml.runtime.protocol.messages import (
+    FROM_TASK,
+    Answer,
+    Ask,
+    Done,
+    Failed,
+    FromDriver,
+    FromTask,
+    Hello,
+    Question,
+    RunIsOver,
+    StopRequest,
+    TaskEvent,
+    decode,
+    encode,
+    read_question,
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Member:
-    """One worker as the driver knows it."""
+    """One task as the driver knows it."""
 
-    role: str
-    rank: int
-    host: str
-    pid: int
+    task: Hello
     last_beat: float
-    attempt: int = 0
-    task_id: int | None = None  # Spark's own, of this attempt
     state: str = "here"  # then "done", "failed" or "lost"
     changed: float = 0.0
-    report: Message = field(default_factory=dict)
+    report: Failed | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{task_name(self.task.role, self.task.rank)} on {self.task.host}"
 
 
 def lost(member: Member, what: str) -> WorkerLost:
-    who = "" if member.role == "worker" else f" of the {member.role}"
-    return WorkerLost(member.rank, member.host, f"its process{who} (pid {member.pid}) {what}")
+    task = member.task
+    return WorkerLost(task.rank, task.host, f"its process (pid {task.pid}) {what}", role=task.role)
 
 
-def is_stage_retry(before: Member, member: Member) -> bool:
+def is_stage_retry(before: Hello, task: Hello) -> bool:
     """Whether Spark has started a whole stage once more, and not one task of it.
 
     Spark numbers all tasks of a session as it starts them, but attempts within a stage's start.
     """
-    if before.task_id is None or member.task_id is None or before.state == "done":
+    if before.task_id is None or task.task_id is None:
         return False
-    return member.task_id > before.task_id and member.attempt <= before.attempt
+    return task.task_id > before.task_id and task.attempt <= before.attempt
 
 
-def stage_retried(member: Member) -> WorkerLost:
+def stage_retried(task: Hello) -> WorkerLost:
     return WorkerLost(
-        member.rank,
-        member.host,
-        "an executor was lost with rows that had been shuffled for this stage, so Spark begins all "
-        "of it anew, while some of its tasks still run. With checkpoint= a run goes on from its "
+        task.rank,
+        task.host,
+        "an executor was lost with rows that had been shuffled for this stage, so Spark starts all "
+        "of it again while some of its tasks still run. With checkpoint= a run resumes from its "
         "newest checkpoint by itself; a cluster with an external shuffle service keeps the rows",
+        role=task.role,
     )
 
 
 def is_deterministic_failure(member: Member) -> bool:
-    kind = getattr(errors, str(member.report.get("error")), None)
+    kind = getattr(errors, "" if member.report is None else member.report.error, None)
     return isinstance(kind, type) and is_deterministic(kind)
 
 
 def reported(member: Member) -> Exception:
-    """A worker's report as an exception: our own kinds as themselves, caused by the rest."""
-    report = member.report
-    reason = str(report.get("reason"))
-    worker_error = WorkerError(member.rank, member.host, reason, str(report.get("traceback")))
-    worker_error.step = report.get("step")
-    kind = getattr(errors, str(report.get("error")), None)
+    """A task's report as an exception: our own kinds as themselves, caused by the rest."""
+    task, report = member.task, member.report
+    assert report is not None, "it has failed"
+    worker_error = WorkerError(task.rank, task.host, report.reason, report.traceback, task.role)
+    worker_error.step = report.step
+    kind = getattr(errors, report.error, None)
     if isinstance(kind, type) and issubclass(kind, SparkDMLError) and kind not in _EFFECT_KINDS:
-        message = reason.partition(": ")[2]
+        message = report.reason.partition(": ")[2]
         error = kind.__new__(kind)
-        error.args = (f"{message} [rank {member.rank} on {member.host}]",)
+        error.args = (f"{message} [{member.name}]",)
         error.__cause__ = worker_error
         return error
     return worker_error
@@ -96,15 +119,15 @@ GRACE_FOR_THE_CAUSE_SECONDS = 2.0
 
 
 class ControlServer:
-    """Listens on one address for the workers of one run."""
+    """Listens on one address for the tasks of one submission."""
 
     def __init__(
         self,
         host: str,
         token: str,
         beat_timeout_seconds: float,
-        on_event: Callable[[int, Message], None],
-        answer: Callable[[int, Message], Any],
+        on_event: Callable[[Hello, Message], None],
+        answer: Callable[[Hello, Question], Any],
         retried: Collection[str] = (),
         on_change: Callable[[Member], None] = lambda member: None,
         together: Collection[str] = (),
@@ -112,7 +135,7 @@ class ControlServer:
         self._retried = set(retried)  # roles whose tasks Spark starts again
         self._together = set(together)  # those of them whose tasks wait for each other
         self._dismissed: set[str] = set()  # roles that are no longer needed
-        self._on_change = on_change  # called as a member comes, and as it goes
+        self._on_change = on_change  # called as a member joins and as it leaves
         self._beat_timeout_seconds = beat_timeout_seconds
         self._on_event = on_event
         self._answer = answer
@@ -133,29 +156,30 @@ class ControlServer:
         with self._lock:
             everyone = sorted(self.members.values(), key=lambda member: member.changed)
         # Spark gives up on the task that has failed most often: among those of its job it counts.
-        members = [member for member in everyone if member.role not in self._retried]
-        members.sort(key=lambda member: -member.attempt)
+        members = [member for member in everyone if member.task.role not in self._retried]
+        members.sort(key=lambda member: -member.task.attempt)
         for member in everyone:
-            is_final = member.role in self._retried and is_deterministic_failure(member)
+            is_final = member.task.role in self._retried and is_deterministic_failure(member)
             if member.state == "failed" and is_final:
                 return reported(member)
         for member in members:
-            if member.state == "failed" and not member.report.get("is_effect"):
+            is_cause = member.report is not None and not member.report.is_effect
+            if member.state == "failed" and is_cause:
                 return reported(member)
         # A process that raised reports before it closes: a bare end of the connection is a death.
         for member in members:
             if member.state == "lost":
                 return lost(
                     member,
-                    "ended without a word: killed, perhaps for lack of memory, or its executor "
-                    "was lost",
+                    "exited without reporting an error: it was killed, perhaps for lack of memory, "
+                    "or its executor was lost",
                 )
         for member in members:
             silent = now - member.last_beat
             if member.state == "here" and silent > self._beat_timeout_seconds:
                 return lost(
                     member,
-                    f"has not answered for {silent:.0f} s "
+                    f"has sent no heartbeat for {silent:.0f} s "
                     f"(heartbeatTimeout={self._beat_timeout_seconds:g})",
                 )
         for member in members:
@@ -165,55 +189,47 @@ class ControlServer:
         return None
 
     def give_up(self, roles: Collection[str]) -> None:
-        """Spark will not start these again: what befell them is now a failure of the run."""
+        """Spark will not start these again: their failures are now failures of the run."""
         self._retried -= set(roles)
 
     def take_silent(self) -> list[Member]:
-        """Those that Spark could start again and that no longer answer; each is told once."""
+        """Tasks that Spark could start again and that no longer beat; each is returned once."""
         now = time.monotonic()
         with self._lock:
             silent = [
                 member
                 for member in self.members.values()
-                if member.role in self._retried
+                if member.task.role in self._retried
                 and member.state == "here"
                 and now - member.last_beat > self._beat_timeout_seconds
             ]
         return [member for member in silent if self._leave(member, "lost")]
 
     def dismiss(self, roles: Collection[str]) -> None:
-        """Tell the members of these roles, also those who still come, that the run is over."""
+        """Tell the members of these roles, also those that join later, that the run is over."""
         with self._lock:
             self._dismissed |= set(roles)
             connections = [
                 connection for connection, role in self._connections.items() if role in roles
             ]
-        self._stop(connections)
+        for connection in connections:
+            _send(connection, RunIsOver())
 
     def stop_all(self) -> None:
-        """Tell the workers that the run is over, for those that listen."""
+        """Tell all tasks that the run is over."""
         with self._lock:
             connections = list(self._connections)
-        self._stop(connections)
-
-    def _stop(self, connections: list[Connection]) -> None:
         for connection in connections:
-            with contextlib.suppress(OSError):  # gone already
-                connection.send({"stop": True})
+            _send(connection, RunIsOver())
 
     def request_stop(self, reason: str) -> bool:
         """Ask the workers to end after the step that they are in; False if there are none."""
         with self._lock:
             connections = list(self._connections)
-        asked = False
-        for connection in connections:
-            with contextlib.suppress(OSError):  # gone already
-                connection.send({"please": "stop", "reason": reason})
-                asked = True
-        return asked
+        return sum(_send(connection, StopRequest(reason)) for connection in connections) > 0
 
     def all_gone(self) -> bool:
-        """Whether every worker that ever came has left."""
+        """Whether every task that has joined has left."""
         with self._lock:
             return not self._connections
 
@@ -224,42 +240,36 @@ class ControlServer:
 
     def _serve(self, connection: Connection) -> None:
         """One member, on the thread of its connection; its first message says which task it is."""
-        hello = connection.receive()
-        if hello is None:
+        hello = _receive(connection)
+        if not isinstance(hello, Hello):
             return
-        member = Member(
-            str(hello["role"]),
-            int(hello["rank"]),
-            host=str(hello["host"]),
-            pid=int(hello["pid"]),
-            last_beat=time.monotonic(),
-            attempt=int(hello.get("attempt", 0)),
-            task_id=hello.get("task_id"),
-        )
+        member = Member(hello, last_beat=time.monotonic())
         with self._lock:
-            before = self.members.get((member.role, member.rank))
-            is_late = before is not None and before.attempt > member.attempt
+            before = self.members.get((hello.role, hello.rank))
+            is_late = before is not None and before.task.attempt > hello.attempt
             if (
-                member.role in self._together
+                hello.role in self._together
                 and before is not None
-                and is_stage_retry(before, member)
+                and before.state != "done"
+                and is_stage_retry(before.task, hello)
             ):
-                self.own_error = self.own_error or stage_retried(member)
+                self.own_error = self.own_error or stage_retried(hello)
                 is_late = True
             if not is_late:
-                self.members[member.role, member.rank] = member
-                self._connections[connection] = member.role
-            is_dismissed = member.role in self._dismissed
+                self.members[hello.role, hello.rank] = member
+                self._connections[connection] = hello.role
+            is_dismissed = hello.role in self._dismissed
         if is_late:  # another attempt has its place already
             return
         if before is not None:
             self._leave(before, "lost")  # should the end of its connection not be here yet
         self._report_change(member)
         if is_dismissed:
-            self._stop([connection])
+            _send(connection, RunIsOver())
         try:
-            while (message := connection.receive()) is not None:
-                self._handle(member, message, connection)
+            while (line := connection.receive()) is not None:
+                member.last_beat = time.monotonic()
+                self._handle(member, line, connection)
         finally:
             self._leave(member, "lost")
             with self._lock:
@@ -278,32 +288,71 @@ class ControlServer:
         try:
             self._on_change(member)
         except Exception as error:
-            self.own_error = self.own_error or error  # as a mistake in an answer
+            self.own_error = self.own_error or error  # as with a mistake in an answer
 
-    def _handle(self, member: Member, message: Message, connection: Connection) -> None:
-        member.last_beat = time.monotonic()
-        kind = message.get("type")
-        if kind == "event":
-            self._on_event(member.rank, message)
-        elif kind == "ask":
-            try:
-                self._reply(connection, message, self._answer(member.rank, message))
-            except Exception as error:
-                # A mistake at the driver, on a thread that nobody would hear: it ends the run.
-                self.own_error = self.own_error or error
-                self._reply(connection, message, None)
-        elif kind in ("failed", "done"):
-            member.report = message
-            self._leave(member, str(kind))
-
-    def _reply(self, connection: Connection, question: Message, answer: Any) -> None:
+    def _handle(self, member: Member, line: Message, connection: Connection) -> None:
         try:
-            connection.send({"answer": answer, "number": question.get("number")})
-        except OSError:
-            return  # the worker is gone, as the end of its connection tells
-        except (TypeError, ValueError) as error:
-            about = question.get("about", question.get("what"))
-            raise ValueError(
-                f"the driver's answer to {about!r} must be JSON that fits on a line of "
-                f"{MAX_LINE_BYTES:,} bytes, but: {error}. Answer in pieces, or answer less"
-            ) from error
+            message = decode(line, FROM_TASK)
+        except ProtocolError as error:
+            _refuse(line, error, connection)
+            return
+        if isinstance(message, TaskEvent):
+            event = {"type": "event", "kind": message.kind, **message.fields}
+            self._on_event(member.task, event)
+        elif isinstance(message, Ask):
+            self._reply(member, message, connection)
+        elif isinstance(message, Failed):
+            member.report = message
+            self._leave(member, "failed")
+        elif isinstance(message, Done):
+            self._leave(member, "done")
+
+    def _reply(self, member: Member, asked: Ask, connection: Connection) -> None:
+        try:
+            answer = Answer(asked.number, self._answer(member.task, read_question(asked)))
+            _send_answer(connection, asked, answer)
+        except ProtocolError as error:  # the asker's own
+            _send(connection, Answer(asked.number, error=str(error)))
+        except Exception as error:
+            # A mistake at the driver, on a thread where it would not be seen: it ends the run.
+            self.own_error = self.own_error or error
+            _send(connection, Answer(asked.number))
+
+
+def _receive(connection: Connection) -> FromTask | None:
+    line = connection.receive()
+    if line is None:
+        return None
+    try:
+        return decode(line, FROM_TASK)
+    except ProtocolError as error:
+        logger.warning("a connection of the control wire was refused: %s", error)
+        return None
+
+
+def _refuse(line: Message, error: ProtocolError, connection: Connection) -> None:
+    """Tell the asker, if what is malformed was a question; else there is none to tell."""
+    number = line.get("number")
+    if line.get("type") == "ask" and isinstance(number, int):
+        _send(connection, Answer(number, error=str(error)))
+    else:
+        logger.warning("a message of the control wire was ignored: %s", error)
+
+
+def _send(connection: Connection, message: FromDriver) -> bool:
+    """False if the task is gone, as the end of its connection tells."""
+    with contextlib.suppress(OSError):
+        connection.send(encode(message))
+        return True
+    return False
+
+
+def _send_answer(connection: Connection, asked: Ask, answer: Answer) -> None:
+    try:
+        _send(connection, answer)
+    except (TypeError, ValueError) as error:
+        about = asked.fields.get("about", asked.what)
+        raise ValueError(
+            f"the driver's answer to {about!r} must be JSON that fits on a line of "
+            f"{MAX_LINE_BYTES:,} bytes, but: {error}. Answer in pieces, or answer less"
+        ) from error

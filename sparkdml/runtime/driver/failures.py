@@ -92,6 +92,7 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
     return {
         "kind": "failure",
         "cause": one_line(error),
+        "failed_role": None if known is None else known.role,
         "failed_rank": None if known is None else known.rank,
         "host": None if known is None else known.host,
         "traceback": "" if known is None else known.worker_traceback[-10_000:],
@@ -114,7 +115,7 @@ def explain_spark_error(error: Exception, worker_python: str) -> Exception:
     text = str(error)
     explained: Exception = WorkerError(-1, "an unknown host", f"Spark ended the job: {text}")
     for line in text.splitlines():
-        unreachable = re.search(r"SetupError: (rank \d+ on .* can't reach the driver.*)", line)
+        unreachable = re.search(r"SetupError: ([\w ]+ \d+ on .* can't reach the driver.*)", line)
         if unreachable is not None:
             explained = SetupError(unreachable[1])
             break

@@ -221,8 +221,9 @@ class Submission:
     def _restart_silent(self) -> None:
         """Spark does not see that a process is stopped: ended by us, it is started elsewhere."""
         for member in self._control_server.take_silent():
-            if member.task_id is None or not self._cluster.kill_task(member.task_id):
-                self._control_server.give_up([member.role])  # it can't be ended: it is lost
+            task = member.task
+            if task.task_id is None or not self._cluster.kill_task(task.task_id):
+                self._control_server.give_up([task.role])  # it can't be ended: it is lost
 
     def _wait_for_the_cause(self) -> Exception | None:
         """Why the job failed, as the workers report it, perhaps a moment later than Spark."""

@@ -6,7 +6,6 @@ A worker's part in rows that move: it opens others' rows when asked to, and serv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,25 +27,23 @@ from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
 from sparkdml.feed.shared_rows import Pool, SharedRows, exchange_positions, share_among
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
+from sparkdml.runtime.protocol.messages import (
+    FactsQuestion,
+    RowsReport,
+    ServiceQuestion,
+    SpoolLost,
+)
 from sparkdml.runtime.worker.tracing import open_traced, start_recorder
 
 if TYPE_CHECKING:
     from sparkdml.checkpoint.checkpointer import Checkpointer
     from sparkdml.comm.base import Communicator, World
+    from sparkdml.runtime.protocol.messages import Hello
     from sparkdml.runtime.protocol.plan import Plan
     from sparkdml.runtime.worker.control_client import ControlClient
 
 
 NO_ROWS = "the data has no rows, so there is nothing to train on"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which task of its run this is."""
-
-    rank: int  # among the tasks of its role
-    number: int  # among all tasks of the run; 0 is the first of those that train
-    attempt: int = 0  # how often Spark has started it before, where it does so by itself
 
 
 class Context:
@@ -65,14 +62,14 @@ class Context:
         chunks: Iterator[Chunk] | None,
         rows: Iterator[Any] | None,
         spool_directory: str,
-        place: Place,
+        task: Hello,
     ) -> None:
         self.plan = plan
         self.world = world
-        self.rank = place.rank
+        self.rank = task.rank
         self.size = plan.role.count
-        self.number = place.number
-        self.attempt = place.attempt
+        self.number = task.number
+        self.attempt = task.attempt
         self.is_training_role = plan.is_training_role  # whether its role is the one that trains
         self.host = world.hosts[world.rank]
         self.local_rank = world.local_rank
@@ -149,13 +146,13 @@ class Context:
             self._feed = self._open_feed()
             if self.plan.role.reads == "validation":
                 return self._feed  # those who train judge the rows
-            self.facts = self._client.ask("facts")
+            self.facts = self._client.ask(FactsQuestion())
             if self.facts is not None:
                 self._check_facts(self.facts)
             elif self.plan.counts_rows:
                 self._feed.ingest()  # raises at a bad row, before the first step
                 num_rows = self._feed.num_rows + self._feed.num_validation_rows
-                self._client.ask("rows", num_rows=num_rows)
+                self._client.ask(RowsReport(num_rows))
             read_all_first(self._feed, self)
         return self._feed
 
@@ -236,8 +233,8 @@ class Context:
         return self._rows
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
-        """A question to the run's desk at the driver; None if there is no answer in time."""
-        return self._client.ask("desk", timeout_seconds, about=what, fields=fields)
+        """A question to the run's driver service; None if there is no answer in time."""
+        return self._client.ask(ServiceQuestion(what, fields), timeout_seconds)
 
     def wait_for_the_end(self, timeout_seconds: float) -> bool:
         """For who serves others: whether the driver has said, by then, that the run is over."""
@@ -291,7 +288,7 @@ class Context:
             try:
                 feed = Feed.reopen(kept.folder, plan, self.device, self.rank)
             except (OSError, ValueError) as error:
-                self._client.ask("spool-lost", rank=self.rank)  # the driver will go back to Spark
+                self._client.ask(SpoolLost())  # the next attempt gets these rows from Spark
                 raise CommunicationError(f"the spool {kept.folder} is gone: {error}") from error
             self._spooled(kept.folder)
             return feed

@@ -1,12 +1,15 @@
 """The worker's end of the control wire: it beats, reports events and failures, and asks.
 
-A thread of its own sends everything, so that a slow or dead driver never holds up a training step.
-Events are dropped, oldest first, when the driver does not keep up; failures never are.
+Runs in a task's process and owns its connection to the driver's control server. One thread sends
+beats and events, so that a slow or dead driver never holds up a training step, and another one
+receives; questions are sent by the threads that ask them. Events are dropped, oldest first, when
+the driver does not keep up; failures never are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import traceback
@@ -14,28 +17,40 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from sparkdml.errors import CommunicationError, SetupError
+from sparkdml.errors import CommunicationError, ProtocolError, SetupError, task_name
 from sparkdml.network.connection import Connection, Message
+from sparkdml.runtime.protocol.messages import (
+    FROM_DRIVER,
+    Answer,
+    Beat,
+    CheckpointDamaged,
+    Done,
+    Failed,
+    FromTask,
+    Hello,
+    PartsReport,
+    Question,
+    RunIsOver,
+    StopRequest,
+    TaskEvent,
+    ask,
+    decode,
+    encode,
+)
 from sparkdml.runtime.protocol.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 MAX_WAITING_EVENTS = 1000
 MAX_TRACEBACK = 100_000
 
 
 class ControlClient:
-    """Liveness of one worker, as the driver sees it."""
+    """One task's connection to the driver, by which the driver also sees that it is alive."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        host: str,
-        pid: int,
-        attempt: int = 0,
-        task_id: int | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, task: Hello) -> None:
         try:
-            self._wire = Connection.connect(
+            self._connection = Connection.connect(
                 (plan.driver_host, plan.driver_port),
                 token=plan.token,
                 wire="control",
@@ -43,24 +58,15 @@ class ControlClient:
             )
         except OSError as error:
             raise SetupError(
-                f"rank {rank} on {host} can't reach the driver at "
+                f"{task_name(task.role, task.rank)} on {task.host} can't reach the driver at "
                 f"{plan.driver_host}:{plan.driver_port}: {error}. Open the driver's ports to the "
                 "executors, or set spark.driver.host (on Spark Connect: "
                 "spark.sparkdml.driver.host) to an address that they can reach"
             ) from error
-        self._wire.send(
-            {
-                "rank": rank,
-                "host": host,
-                "pid": pid,
-                "role": plan.role.name,
-                "attempt": attempt,  # Spark's count of how often this task was started before
-                "task_id": task_id,
-            }
-        )
+        self._send(task)
         self._beat_seconds = plan.heartbeat_seconds
-        self._events: deque[Message] = deque(maxlen=MAX_WAITING_EVENTS)
-        self._answers: dict[int, queue.Queue[Message | None]] = {}
+        self._events: deque[TaskEvent] = deque(maxlen=MAX_WAITING_EVENTS)
+        self._answers: dict[int, queue.Queue[Answer | None]] = {}
         self.step = 0  # of the training loop
         self._wake = threading.Event()
         self._stopped = threading.Event()
@@ -71,7 +77,7 @@ class ControlClient:
         self._num_questions = 0
         self._sending = threading.Lock()
         self._threads = [
-            threading.Thread(target=target, name=f"sparkdml-link-{what}", daemon=True)
+            threading.Thread(target=target, name=f"sparkdml-control-{what}", daemon=True)
             for what, target in (("send", self._send_all), ("receive", self._receive_all))
         ]
         for thread in self._threads:
@@ -79,42 +85,47 @@ class ControlClient:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Tell the driver something; sent with the next beat at the latest."""
-        self._events.append({"type": "event", "kind": kind, **fields})
+        self._events.append(TaskEvent(kind, fields))
 
     def flush(self) -> None:
         self._wake.set()
 
-    def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
-        """A question to the driver, from any thread; None if it has no answer."""
-        answers: queue.Queue[Message | None] = queue.Queue()
+    def ask(self, question: Question, timeout_seconds: float = 30.0) -> Any:
+        """A question to the driver, from any thread; None if there is no answer in time.
+
+        Raises a ProtocolError if the driver knows no such question.
+        """
+        answers: queue.Queue[Answer | None] = queue.Queue()
         try:
             with self._sending:
                 self._num_questions += 1
                 number = self._num_questions
                 self._answers[number] = answers
-                self._wire.send({"type": "ask", "what": what, "number": number, **fields})
+                self._send(ask(number, question))
             if self._stopped.is_set():
-                return None  # nobody will answer any more
+                return None  # there will be no more answers
             answer = answers.get(timeout=timeout_seconds)
         except (OSError, queue.Empty):
             return None
         finally:
             self._answers.pop(number, None)
-        return None if answer is None else answer.get("answer")
+        if answer is not None and answer.error is not None:
+            raise ProtocolError(answer.error)
+        return None if answer is None else answer.answer
 
     def report_parts(self, report: Message) -> None:
         """For `ctx.checkpoint`: this rank's parts are in the store, or could not be written."""
-        self.ask("parts", **report)
+        self.ask(PartsReport(report))
 
     def report_damaged(self, checkpoint_id: str, why: str) -> None:
         """For `ctx.checkpoint`: this checkpoint can't be read."""
-        self.ask("damaged", id=checkpoint_id, why=why)
+        self.ask(CheckpointDamaged(checkpoint_id, why))
 
     def on_stop_request(self, handle: Callable[[str], None]) -> None:
         """Call `handle(reason)`, on another thread, when the driver asks for an early end."""
         self._on_stop_request = handle
         if self._stop_request is not None:
-            handle(self._stop_request)  # it came before anybody was there to hear it
+            handle(self._stop_request)  # it came before there was a handler
 
     def wait_for_the_end(self, timeout_seconds: float) -> bool:
         """Until the driver ends the run, or is gone; False if that has not come by then."""
@@ -126,18 +137,17 @@ class ControlClient:
             return
         self._has_failed = True
         text = "".join(traceback.format_exception(error))
-        report = {
-            "type": "failed",
-            "error": type(error).__name__,
-            "reason": "".join(traceback.format_exception_only(error)).strip()[-MAX_TRACEBACK:],
-            "traceback": text[-MAX_TRACEBACK:],
-            "is_effect": is_effect(error),
-            "step": self.step,
-        }
+        report = Failed(
+            error=type(error).__name__,
+            reason="".join(traceback.format_exception_only(error)).strip()[-MAX_TRACEBACK:],
+            traceback=text[-MAX_TRACEBACK:],
+            is_effect=is_effect(error),
+            step=self.step,
+        )
         # The driver may be gone; then Spark's own report of the task is all that is left.
         with contextlib.suppress(OSError, ValueError), self._sending:
-            self._send_events()  # the last words go first: after the failure nobody may listen
-            self._wire.send(report)
+            self._send_events()  # first, as the driver may end the run once it has the report
+            self._send(report)
 
     def done(self) -> None:
         """Everything went well: the end of this connection is no loss."""
@@ -145,14 +155,17 @@ class ControlClient:
         self._wake.set()
         self._threads[0].join(timeout=5)
         with contextlib.suppress(OSError), self._sending:
-            self._wire.send({"type": "done"})
+            self._send(Done())
 
     def close(self) -> None:
         self._closing = True
         self._wake.set()
-        self._wire.close()
+        self._connection.close()
         for thread in self._threads:
             thread.join(timeout=5)
+
+    def _send(self, message: FromTask) -> None:
+        self._connection.send(encode(message))
 
     def _send_all(self) -> None:
         while True:
@@ -162,25 +175,30 @@ class ControlClient:
             try:
                 with self._sending:
                     self._send_events()
-                    self._wire.send({"type": "beat"})
+                    self._send(Beat())
             except (OSError, ValueError):
-                return  # losing the driver's collector never kills a run
+                return  # a lost driver is no failure of this worker
             if closing:
                 return
 
     def _send_events(self) -> None:
         while self._events:
-            self._wire.send(self._events.popleft())
+            self._send(self._events.popleft())
 
     def _receive_all(self) -> None:
-        while (message := self._wire.receive()) is not None:
-            if message.get("please") == "stop":
-                self._stop_request = str(message.get("reason"))
+        while (line := self._connection.receive()) is not None:
+            try:
+                message = decode(line, FROM_DRIVER)
+            except ProtocolError as error:
+                logger.warning("a message from the driver was ignored: %s", error)
+                continue
+            if isinstance(message, StopRequest):
+                self._stop_request = message.reason
                 if self._on_stop_request is not None:
-                    self._on_stop_request(self._stop_request)
-            elif "stop" in message:
+                    self._on_stop_request(message.reason)
+            elif isinstance(message, RunIsOver):
                 self._stopped.set()
-            elif (waiting := self._answers.get(message.get("number", 0))) is not None:
+            elif (waiting := self._answers.get(message.number)) is not None:
                 waiting.put(message)
         self._stopped.set()
         for waiting in list(self._answers.values()):

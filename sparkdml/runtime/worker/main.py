@@ -30,11 +30,12 @@ from sparkdml.feed.rdd import read_rows
 from sparkdml.feed.validation_split import only_held_out
 from sparkdml.observe.worker_output import WorkerOutput
 from sparkdml.runtime.protocol.kept_spools import assign_ranks, remove_spools
+from sparkdml.runtime.protocol.messages import Hello
 from sparkdml.runtime.protocol.plan import Plan
 from sparkdml.runtime.protocol.results import cut_pieces, to_arrow
 from sparkdml.runtime.protocol.roles import role_and_rank
 from sparkdml.runtime.worker.blob_client import fetch, pickle_result, release
-from sparkdml.runtime.worker.context import Context, Place
+from sparkdml.runtime.worker.context import Context
 from sparkdml.runtime.worker.control_client import ControlClient
 
 Body = Callable[[Context], Any]
@@ -55,21 +56,22 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
     role, role_rank = role_and_rank(plan.job_roles, index)
     plan, number = replace(plan, role=role), plan.first_number + index
     rank = index if role.gang else 0  # of the communicator: who is no gang has one of his own
-    client = ControlClient(
-        plan,
-        number,
+    hello = Hello(
+        role.name,
+        role_rank,
+        number=number,
         host=hosts[rank],
         pid=os.getpid(),
         attempt=task.attemptNumber(),
         task_id=task.taskAttemptId(),
     )
+    client = ControlClient(plan, hello)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(plan.resources.cpus)
         world = find_world(plan, rank, hosts, task.resources())
-        place = Place(role_rank, number, task.attemptNumber())
         with temporary_environment(process_environment(world)), kept_groups():
-            payload = _run_body(plan, body, source=source, world=world, client=client, place=place)
+            payload = _run_body(plan, body, source=source, world=world, client=client, task=hello)
         client.done()
     except BaseException as error:
         client.failed(error)
@@ -81,7 +83,7 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
 
 
 def _run_body(
-    plan: Plan, body: Body, source: Iterator[Any], world: World, client: ControlClient, place: Place
+    plan: Plan, body: Body, source: Iterator[Any], world: World, client: ControlClient, task: Hello
 ) -> bytes:
     seed_everything(plan.seed)  # the same on every rank: models that are built here begin alike
     chunks, rows = None, None
@@ -104,7 +106,7 @@ def _run_body(
         chunks=chunks,
         rows=rows,
         spool_directory=spool_directory(),
-        place=place,
+        task=task,
     )
     failed = True
     try:

@@ -12,6 +12,7 @@ from sparkdml.comm.topologies.opening import open_topology
 from sparkdml.errors import ParameterError
 from sparkdml.observe.timeline.horovod import HorovodTimeline
 from sparkdml.observe.timeline.recorder import NoSpans, SpanRecorder
+from sparkdml.runtime.protocol.messages import ClockQuestion
 
 if TYPE_CHECKING:
     from sparkdml.comm.base import Communicator, World
@@ -28,7 +29,7 @@ def start_recorder(world: World, client: ControlClient) -> SpanRecorder:
         world.hosts[world.rank],
         event=client.event,
         flush=client.flush,
-        ask_time=lambda: client.ask("clock", ASK_SECONDS),
+        ask_time=lambda: client.ask(ClockQuestion(), ASK_SECONDS),
     )
 
 

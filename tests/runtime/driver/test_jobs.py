@@ -18,7 +18,7 @@ from sparkdml.testing.waiting import wait_until
 
 
 class Notes:
-    """A desk that writes down who came and went, and tells who asks; and when workers may go."""
+    """A driver service that notes joins and leaves, and answers with the task that asks."""
 
     def __init__(self):
         self.notes, self.lock = [], threading.Lock()
@@ -157,5 +157,5 @@ def test_a_server_that_is_lost_for_good_ends_the_workers(spark):
             os.kill(os.getpid(), signal.SIGKILL)
         return ctx.wait_for_the_end(120)
 
-    with pytest.raises(dml.WorkerLost, match=r"rank 1 on .* its process of the server"):
+    with pytest.raises(dml.WorkerLost, match=r"server 0 on .* its process \(pid \d+\) exited"):
         launch(LaunchRequest(spark, body, Options(num_workers=1), roles_of=serve_and_work))

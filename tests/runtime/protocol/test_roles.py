@@ -10,6 +10,7 @@ from sparkdml.errors import DataError, SetupError, WorkerError, WorkerLost
 from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.preflight import check_settings
 from sparkdml.runtime.driver.slots import Slots
+from sparkdml.runtime.protocol.messages import Hello
 from sparkdml.runtime.protocol.plan import Options, Plan
 from sparkdml.runtime.protocol.roles import (
     Resources,
@@ -112,28 +113,28 @@ def changes():
 
 
 @pytest.fixture
-def endpoint(changes):
+def server(changes):
     made = ControlServer(
         "127.0.0.1",
         "token",
         1.0,
-        lambda rank, message: None,
-        lambda rank, message: None,
+        on_event=lambda task, event: None,
+        answer=lambda task, question: None,
         retried=["server"],
-        on_change=lambda m: changes.append((m.rank, m.attempt, m.state)),
+        on_change=lambda m: changes.append((m.task.rank, m.task.attempt, m.state)),
         together=["server"],
     )
     yield made
     made.close()
 
 
-def plan_of(endpoint):
+def plan_of(server):
     return Plan(
         run_id="run",
         role=SERVERS,
         resources=Resources(),
         driver_host="127.0.0.1",
-        driver_port=endpoint.port,
+        driver_port=server.port,
         store_port=0,
         kv_port=0,
         token="token",
@@ -145,25 +146,39 @@ def plan_of(endpoint):
     )
 
 
-def join(endpoint, attempt=0, rank=0):
-    link = ControlClient(plan_of(endpoint), rank, "here", 100 + attempt, attempt, 7 + attempt)
-    wait_until(lambda: getattr(endpoint.members.get(("server", rank)), "attempt", -1) == attempt)
-    return link
+def join(server, attempt=0, rank=0):
+    task = hello(rank, attempt, task_id=7 + attempt)
+    client = ControlClient(plan_of(server), task)
+    wait_until(lambda: ("server", rank) in server.members)
+    wait_until(lambda: server.members["server", rank].task == task)
+    return client
 
 
-def test_a_retried_task_may_be_lost_and_come_back(endpoint, changes):
-    join(endpoint).close()
+def hello(rank, attempt, task_id=None):
+    return Hello(
+        "server",
+        rank,
+        number=rank,
+        host="here",
+        pid=100 + attempt,
+        attempt=attempt,
+        task_id=task_id,
+    )
+
+
+def test_a_retried_task_may_be_lost_and_come_back(server, changes):
+    join(server).close()
     wait_until(lambda: (0, 0, "lost") in changes)
-    assert endpoint.failure() is None
-    link = join(endpoint, attempt=1)
-    link.failed(ValueError("once more"))
+    assert server.failure() is None
+    client = join(server, attempt=1)
+    client.failed(ValueError("once more"))
     wait_until(lambda: (0, 1, "failed") in changes)
-    assert endpoint.failure() is None
-    link.close()
-    link = join(endpoint, attempt=2)
-    link.done()
-    link.close()
-    wait_until(endpoint.all_gone)
+    assert server.failure() is None
+    client.close()
+    client = join(server, attempt=2)
+    client.done()
+    client.close()
+    wait_until(server.all_gone)
     assert changes == [
         (0, 0, "here"),
         (0, 0, "lost"),
@@ -174,85 +189,85 @@ def test_a_retried_task_may_be_lost_and_come_back(endpoint, changes):
     ]
 
 
-def test_it_is_a_failure_once_spark_has_given_up(endpoint):
-    others = join(endpoint, rank=1)
+def test_it_is_a_failure_once_spark_has_given_up(server):
+    others = join(server, rank=1)
     others.close()  # lost, and about to come back
-    link = join(endpoint, attempt=3)
-    link.failed(ValueError("for the fourth time"))
-    wait_until(lambda: endpoint.members["server", 0].state == "failed")
-    endpoint.give_up(["server"])
-    found = endpoint.failure()
+    client = join(server, attempt=3)
+    client.failed(ValueError("for the fourth time"))
+    wait_until(lambda: server.members["server", 0].state == "failed")
+    server.give_up(["server"])
+    found = server.failure()
     assert isinstance(found, WorkerError)
     assert "for the fourth time" in str(found)
-    link.close()
+    client.close()
 
 
-def test_what_would_come_again_is_final_at_once(endpoint):
-    link = join(endpoint)
-    link.failed(DataError("a null"))
-    assert isinstance(wait_until(endpoint.failure), DataError)
-    link.close()
+def test_what_would_come_again_is_final_at_once(server):
+    client = join(server)
+    client.failed(DataError("a null"))
+    assert isinstance(wait_until(server.failure), DataError)
+    client.close()
 
 
-def test_a_late_attempt_does_not_take_the_place_of_a_newer_one(endpoint, changes):
-    newer = join(endpoint, attempt=1)
-    member = endpoint.members["server", 0]
-    older = ControlClient(plan_of(endpoint), 0, "here", 99, attempt=0)
+def test_a_late_attempt_does_not_take_the_place_of_a_newer_one(server, changes):
+    newer = join(server, attempt=1)
+    member = server.members["server", 0]
+    older = ControlClient(plan_of(server), hello(0, attempt=0))
     assert older.wait_for_the_end(10)
-    assert endpoint.members["server", 0] is member
+    assert server.members["server", 0] is member
     assert changes == [(0, 1, "here")]
     older.close()
     newer.close()
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_stage_that_spark_begins_anew_ends_the_run(endpoint, is_lost):
+def test_a_stage_that_spark_starts_again_ends_the_run(server, is_lost):
     """Attempts count from 0 again, and tasks that still run are started once more."""
-    first = join(endpoint)
+    first = join(server)
     if is_lost:
         first.close()
-        wait_until(lambda: endpoint.members["server", 0].state == "lost")
-    second = ControlClient(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
-    found = wait_until(endpoint.failure)
-    assert isinstance(found, WorkerLost), "another submission may go on from a checkpoint"
-    assert "begins all of it anew" in str(found)
+        wait_until(lambda: server.members["server", 0].state == "lost")
+    second = ControlClient(plan_of(server), hello(0, attempt=0, task_id=8))
+    found = wait_until(server.failure)
+    assert isinstance(found, WorkerLost), "another submission may resume from a checkpoint"
+    assert "starts all of it again" in str(found)
     assert second.wait_for_the_end(10)
     first.close()
     second.close()
 
 
-def test_a_stage_of_tasks_that_do_not_wait_may_begin_anew(endpoint):
-    endpoint._together.clear()
-    first = join(endpoint)
-    second = ControlClient(plan_of(endpoint), 0, "here", 101, 0, task_id=8)
-    wait_until(lambda: endpoint.members["server", 0].task_id == 8)
-    assert endpoint.failure() is None
+def test_a_stage_of_tasks_that_do_not_wait_may_start_again(server):
+    server._together.clear()
+    first = join(server)
+    second = ControlClient(plan_of(server), hello(0, attempt=0, task_id=8))
+    wait_until(lambda: server.members["server", 0].task.task_id == 8)
+    assert server.failure() is None
     first.close()
     second.close()
 
 
-def test_a_silent_task_is_told_once_and_is_a_loss_if_it_can_not_be_ended(endpoint):
-    link = join(endpoint)
-    link._closing = True  # it beats no more
-    silent = wait_until(endpoint.take_silent)
-    assert [(member.rank, member.task_id) for member in silent] == [(0, 7)]
-    assert endpoint.take_silent() == []
-    assert endpoint.failure() is None
-    endpoint.give_up(["server"])
-    assert isinstance(endpoint.failure(), WorkerLost)
-    link.close()
+def test_a_silent_task_is_told_once_and_is_a_loss_if_it_can_not_be_ended(server):
+    client = join(server)
+    client._closing = True  # it sends no more heartbeats
+    silent = wait_until(server.take_silent)
+    assert [(member.task.rank, member.task.task_id) for member in silent] == [(0, 7)]
+    assert server.take_silent() == []
+    assert server.failure() is None
+    server.give_up(["server"])
+    assert isinstance(server.failure(), WorkerLost)
+    client.close()
 
 
-def test_who_serves_is_told_of_the_end_even_if_it_comes_late(endpoint):
-    early = join(endpoint)
+def test_who_serves_is_told_of_the_end_even_if_it_comes_late(server):
+    early = join(server)
     assert not early.wait_for_the_end(0)
-    endpoint.dismiss(["server"])
+    server.dismiss(["server"])
     assert early.wait_for_the_end(10)
-    late = join(endpoint, rank=1)
+    late = join(server, rank=1)
     assert late.wait_for_the_end(10)
-    for link in (early, late):
-        link.done()
-        link.close()
+    for client in (early, late):
+        client.done()
+        client.close()
 
 
 # -- slots, asked of a cluster --------------------------------------------------------------------
