@@ -23,6 +23,7 @@ from sparkdml.fitting.fit import Fit, Fitted
 from sparkdml.fitting.job import TrainingJob
 from sparkdml.history import History
 from sparkdml.model import TorchModel
+from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT
 from sparkdml.observe.observers import (
     Communication,
     Evaluations,
@@ -125,7 +126,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         cpusPerWorker: int | None = None,
         gpusPerWorker: int = 0,
         slotTimeout: float = 60.0,
-        heartbeatTimeout: float = 8.0,
+        heartbeatTimeout: float = HEARTBEAT_TIMEOUT,
         timeline: str | None = None,
         logs: str | None = None,
         tracker: Any = None,

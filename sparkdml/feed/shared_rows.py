@@ -33,6 +33,7 @@ from sparkdml.feed.shared_spool import (
     card_of,
     open_here,
 )
+from sparkdml.network.timeouts import Timeouts
 
 Piece = tuple[int, int, int]  # owner, and from which to which of its rows of the epoch
 
@@ -118,13 +119,21 @@ Orders = Sequence[PlacedOrder] | Mapping[int, PlacedOrder]
 class SharedRows:
     """One worker's view of everybody's rows. `introduce` says who the others are."""
 
-    def __init__(self, feed: Feed, rank: int, key: str, maps: bool = True) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        rank: int,
+        key: str,
+        maps: bool = True,
+        timeouts: Timeouts | None = None,
+    ) -> None:
         """With `maps=False` nothing is mapped, as if every worker were on a host of its own."""
         if feed.plan.sampling is not None:
             raise ParameterError(
                 "samplingCol", feed.plan.sampling, "left out where rows move between workers"
             )
         feed.ingest()
+        self._timeouts = timeouts or Timeouts()
         self._feed, self._rank, self._key, self._maps = feed, rank, key, maps
         self.card: Card = card_of(feed.training_spool)
         self._cards: dict[int, Card] = {rank: self.card}
@@ -135,7 +144,13 @@ class SharedRows:
     def serve(self, host: str, traffic: Traffic | None = None) -> None:
         """Be there for workers that can't map this one's spool."""
         if self._server is None:
-            self._server = RowServer(self._feed.training_spool, host, self._key, traffic)
+            self._server = RowServer(
+                self._feed.training_spool,
+                host,
+                token=self._key,
+                timeouts=self._timeouts,
+                traffic=traffic,
+            )
             self.card["address"] = list(self._server.address)
 
     def introduce(self, owner: int, card: Card) -> bool:
@@ -176,7 +191,7 @@ class SharedRows:
             address = self._addresses.get(owner)
             if address is None:
                 raise OwnerGone(f"the rows of rank {owner} can't be reached from here")
-            self._rows[owner] = RemoteRows(self._cards[owner], address, self._key)
+            self._rows[owner] = RemoteRows(self._cards[owner], address, self._key, self._timeouts)
         return self._rows[owner]
 
     def take_pieces(self, orders: Orders, pieces: Sequence[Piece]) -> Arrays:

@@ -34,6 +34,7 @@ from sparkdml.feed.ragged import RaggedArray
 from sparkdml.feed.spool import Spool
 from sparkdml.network.connection import Connection
 from sparkdml.network.listener import Listener
+from sparkdml.network.timeouts import Timeouts
 
 Card = dict[str, Any]  # what an owner tells the others of its spool; plain JSON
 
@@ -92,8 +93,6 @@ def open_here(card: Card) -> Spool | None:
 
 MAX_ROWS = 1 << 20  # in one question
 MAX_BYTES = 1 << 30  # in one column of an answer
-CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 60.0
 WIRE = "rows"
 
 _COUNT = struct.Struct("!I")
@@ -107,9 +106,18 @@ class OwnerGone(CommunicationError):
 class RowServer:
     """Serves one worker's rows to those that know the token, until it is closed."""
 
-    def __init__(self, spool: Spool, host: str, token: str, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        host: str,
+        token: str,
+        timeouts: Timeouts,
+        traffic: Traffic | None = None,
+    ) -> None:
         self._spool, self._traffic = spool, traffic
-        self._listener = Listener(WIRE, host, token, self._serve)
+        self._listener = Listener(
+            WIRE, host, token, self._serve, handshake_seconds=timeouts.connect
+        )
         self.address: tuple[str, int] = self._listener.address
 
     def close(self) -> None:
@@ -147,16 +155,18 @@ class RowServer:
 class RemoteRows:
     """An owner's rows, asked for as they are needed. One thread at a time."""
 
-    def __init__(self, card: Card, address: tuple[str, int], token: str) -> None:
+    def __init__(
+        self, card: Card, address: tuple[str, int], token: str, timeouts: Timeouts
+    ) -> None:
         self._columns: list[dict[str, Any]] = card["spool"]["columns"]
         self._owner = f"the worker at {address[0]}:{address[1]}"
         try:
             self._connection = Connection.connect(
-                address, token=token, wire=WIRE, timeout_seconds=CONNECT_SECONDS
+                address, token=token, wire=WIRE, timeout_seconds=timeouts.connect
             )
         except OSError as error:
             raise self._gone(error) from error
-        self._connection.limit_waiting(ANSWER_SECONDS)
+        self._connection.limit_waiting(timeouts.rows_answer)
 
     def take(self, rows: Ints) -> Arrays:
         try:

@@ -119,6 +119,7 @@ class Fit:
             plan=self.fingerprint,
             data=data,
             on_event=on_event,
+            timeouts=self.options.timeouts,
             replay_from=replay_from,
         )
 

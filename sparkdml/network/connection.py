@@ -48,16 +48,16 @@ class Connection:
         """How long one call may wait for the other end; after that the connection is of no use."""
         self._socket.settimeout(seconds)
 
-    def end_with_host(self, seconds: int) -> None:
+    def end_with_host(self, seconds: float) -> None:
         """Let the system end the connection once the other host is silent for that long."""
         probes = 4
-        every = max(seconds // (probes + 2), 1)
+        every = max(int(seconds) // (probes + 2), 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
-            ("TCP_KEEPIDLE", max(seconds - probes * every, 1)),
+            ("TCP_KEEPIDLE", max(int(seconds) - probes * every, 1)),
             ("TCP_KEEPINTVL", every),
             ("TCP_KEEPCNT", probes),
-            ("TCP_USER_TIMEOUT", seconds * 1000),  # the same for data that is not acknowledged
+            ("TCP_USER_TIMEOUT", int(seconds * 1000)),  # the same for data that is not acknowledged
         ):
             if hasattr(socket, option):  # not on every system
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdml.errors import ParameterError
+from sparkdml.network.timeouts import SERVER_BEAT_SECONDS, SERVER_REQUEST_SECONDS, Timeouts
 from sparkdml.parameter_server.consistency import ASP, BSP, Consistency
 from sparkdml.parameter_server.expulsion import Expulsion
 from sparkdml.parameter_server.filters import Filter
@@ -27,7 +28,8 @@ class ServerConfig:
         half: send pushes and pulls of floats in half precision.
         expulsion: the rule by which a worker that is too slow is no longer waited for.
         beat_seconds: how often members say that they live.
-        lost_after_seconds: of silence, before a member counts as dead.
+        lost_after_seconds: of silence, before a member counts as dead; in a run, what follows from
+            its heartbeatTimeout.
         timeout_seconds: how long a worker tries before it gives up.
     """
 
@@ -41,9 +43,9 @@ class ServerConfig:
     filter: Filter | None = None
     half: bool = False
     expulsion: Expulsion | None = None
-    beat_seconds: float = 0.25
-    lost_after_seconds: float = 5.0
-    timeout_seconds: float = 60.0
+    beat_seconds: float = SERVER_BEAT_SECONDS
+    lost_after_seconds: float = Timeouts().server_lost
+    timeout_seconds: float = SERVER_REQUEST_SECONDS
 
     def __post_init__(self) -> None:
         for name in ("num_servers", "num_workers", "replication", "part_bytes"):

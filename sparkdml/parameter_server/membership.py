@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.expulsion import Watch
 from sparkdml.parameter_server.view import Member, View
@@ -40,6 +41,11 @@ class Membership:
         self.failure: str | None = None  # why the group can't go on
         self.stopped = False
         self.events: list[dict[str, Any]] = []
+
+    def use_timeouts(self, timeouts: Timeouts) -> None:
+        """Those of the run that this group is part of, in place of the config's."""
+        with self._lock:
+            self._config = replace(self._config, lost_after_seconds=timeouts.server_lost)
 
     @property
     def view(self) -> View:

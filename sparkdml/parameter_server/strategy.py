@@ -19,6 +19,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.lease_service import LeaseService
 from sparkdml.network.connection import Message
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.parameter_server.application import Applications, StandingServers
 from sparkdml.parameter_server.arguments import (
     check_expulsion,
@@ -286,6 +287,9 @@ class ServerService:
         self._exchange = DriverExchange()
         self._history: dict[int, Message] = {}
         self._is_restored = False  # whether a checkpoint's tables are on the servers
+
+    def use_timeouts(self, timeouts: Timeouts) -> None:
+        self.membership.use_timeouts(timeouts)
 
     def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         if about == "collective":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT
 from sparkdml.observe.trackers import check_tracker
 from sparkdml.params.converters import flag, number, one_of, path, whole
 from sparkdml.params.objects import to_checkpoints
@@ -43,7 +44,7 @@ class RunParams(AccessibleParams):
         "heartbeatTimeout",
         "silent seconds after which a worker is given up",
         number("heartbeatTimeout", _SECONDS, lambda value: value > 0),
-        default=8.0,
+        default=HEARTBEAT_TIMEOUT,
         fingerprint=Fingerprint.NEVER,
     )
     checkpoint = param(

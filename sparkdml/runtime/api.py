@@ -12,6 +12,7 @@ from sparkdml.checkpoint.fingerprint import describe_data
 from sparkdml.errors import ParameterError
 from sparkdml.feed.columns.schema import describe_columns
 from sparkdml.feed.feed import FeedPlan
+from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT
 from sparkdml.observe.observers import Calls, Observer, Observers, OutputPrinter, RestartWarnings
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun, open_run
 from sparkdml.runtime.driver.cluster import find_cluster
@@ -38,7 +39,7 @@ def run(
     cpus_per_worker: int | None = None,
     gpus_per_worker: int = 0,
     slot_timeout: float = 60.0,
-    heartbeat_timeout: float = 8.0,
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
     checkpoint: Checkpoints | str | None = None,
     max_restarts: int = 3,
     min_workers: int = 1,
@@ -144,6 +145,7 @@ def _open_run(
         },
         data=describe_data(data) if isinstance(data, DataFrame) else {},
         on_event=request.on_event,
+        timeouts=request.options.timeouts,
     )
 
 

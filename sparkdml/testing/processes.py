@@ -21,6 +21,7 @@ from torch import nn
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import CommunicationError, ProtocolError
 from sparkdml.network.connection import Connection, Message
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.dispatcher import identity
 from sparkdml.runtime.protocol.messages import (
@@ -181,7 +182,7 @@ def served(driver_service: DriverService | None) -> Iterator[ServiceAddress]:
     server = ControlServer(
         "127.0.0.1",
         token,
-        beat_timeout_seconds=60.0,
+        timeouts=Timeouts(60.0),
         on_event=lambda task, event: None,
         answer=answer,
     )

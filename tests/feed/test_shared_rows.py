@@ -14,6 +14,7 @@ from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import RaggedArray
 from sparkdml.feed.shared_rows import SharedRows
 from sparkdml.feed.shared_spool import RemoteRows, RowServer, open_here
+from sparkdml.network.timeouts import Timeouts
 
 
 def make_feed(folder, num_rows, seed=0, **plan):
@@ -117,21 +118,23 @@ def test_what_is_not_the_owners_file_is_not_mapped(tmp_path):
 def test_strangers_and_bad_questions_are_turned_away(tmp_path):
     feed = make_feed(tmp_path, 20)
     shared = SharedRows(feed, 0, "key")
-    server = RowServer(feed.training_spool, "127.0.0.1", "key")
+    server = RowServer(feed.training_spool, "127.0.0.1", "key", Timeouts())
     with pytest.raises(CommunicationError, match=r"can't be read: .* another token"):
-        RemoteRows(shared.card, server.address, "another key")
+        RemoteRows(shared.card, server.address, "another key", Timeouts())
     for question in (
         struct.pack("!I", 0),
         struct.pack("!I", 2**32 - 1),
         struct.pack("!I", 1) + struct.pack("<q", 20),
         struct.pack("!I", 1) + struct.pack("<q", -1),
     ):
-        rows = RemoteRows(shared.card, server.address, "key")
+        rows = RemoteRows(shared.card, server.address, "key", Timeouts())
         rows._connection.send_bytes(question)
         with pytest.raises(ConnectionError):
             rows._connection.receive_bytes(1)
         rows.close()
-    rows = RemoteRows(shared.card, server.address, "key")  # others are served all the same
+    rows = RemoteRows(
+        shared.card, server.address, "key", Timeouts()
+    )  # others are served all the same
     assert ids(rows.take(np.array([3, 1, 19]))) == [3, 1, 19]
     server.close()
     with pytest.raises(CommunicationError, match="can't be read"):

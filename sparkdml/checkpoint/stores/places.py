@@ -19,6 +19,7 @@ from sparkdml.checkpoint.stores.retrying import Retrying, RetryingPlace
 from sparkdml.checkpoint.stores.s3a import s3_options
 from sparkdml.checkpoint.stores.urls import scheme_of, split_password
 from sparkdml.errors import ParameterError
+from sparkdml.network.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,13 +88,21 @@ class StoreAccess:
         store = self._place.open() if self._place is not None else self._behind_relay()
         return Retrying(store)
 
-    def worker_place(self, host: str, token: str) -> Place:
+    def worker_place(self, host: str, token: str, timeouts: Timeouts | None = None) -> Place:
         """What to ship. Where only the driver reaches the store, a relay starts on `host`."""
         if self._place is not None:
             return RetryingPlace(self._place)
         if self._relay is None:
-            self._relay = RelayServer(self._behind_relay(), host, token)
-        return RetryingPlace(RelayPlace(self.url, self._relay.host, self._relay.port, token))
+            self._relay = RelayServer(self._behind_relay(), host, token, timeouts)
+        return RetryingPlace(
+            RelayPlace(
+                self.url,
+                self._relay.host,
+                port=self._relay.port,
+                token=token,
+                timeouts=timeouts or Timeouts(),
+            )
+        )
 
     def close(self) -> None:
         if self._relay is not None:

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from sparkdml.checkpoint.stores.base import Buffer, check_name
 from sparkdml.errors import StoreError
 from sparkdml.network.connection import Connection, Message
+from sparkdml.network.timeouts import Timeouts
 
 WIRE = "relay"
 PIECE_BYTES = 1 << 20
-# A host that is gone answers no probe: its connections end within half a minute.
-SILENT_HOST_SECONDS = 30
 
 _LENGTH = struct.Struct(">Q")
 
@@ -45,9 +44,6 @@ def receive_frames(connection: Connection) -> Iterator[bytes]:
             yield piece
 
 
-CONNECT_SECONDS = 10.0
-
-
 @dataclass(frozen=True)
 class RelayPlace:
     """Where the driver relays to the store at `url`."""
@@ -56,6 +52,7 @@ class RelayPlace:
     host: str
     port: int
     token: str = field(repr=False)
+    timeouts: Timeouts = field(default_factory=Timeouts)
 
     def open(self) -> RelayStore:
         return RelayStore(self)
@@ -101,12 +98,12 @@ class RelayStore:
             (place.host, place.port),
             token=place.token,
             wire=WIRE,
-            timeout_seconds=CONNECT_SECONDS,
+            timeout_seconds=place.timeouts.connect,
         )
         try:
             # The store behind the relay takes the time it takes; a driver that is gone is noticed
             # by the connection itself.
-            connection.end_with_host(SILENT_HOST_SECONDS)
+            connection.end_with_host(place.timeouts.silent_host)
             connection.send({"operation": operation, "name": name})
             yield connection
         finally:

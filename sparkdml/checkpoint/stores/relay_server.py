@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from sparkdml.checkpoint.stores.base import Store
-from sparkdml.checkpoint.stores.relay import SILENT_HOST_SECONDS, WIRE, receive_frames
+from sparkdml.checkpoint.stores.relay import WIRE, receive_frames
 from sparkdml.checkpoint.stores.retrying import is_transient
 from sparkdml.network.connection import Connection, Message
 from sparkdml.network.listener import Listener
+from sparkdml.network.timeouts import Timeouts
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,13 @@ class RelayServer:
     The store must not be one that retries: what comes from a socket comes once. The workers retry.
     """
 
-    def __init__(self, store: Store, host: str, token: str) -> None:
-        self._store = store
-        self._listener = Listener(WIRE, host, token, self._serve)
+    def __init__(
+        self, store: Store, host: str, token: str, timeouts: Timeouts | None = None
+    ) -> None:
+        self._store, self._timeouts = store, timeouts or Timeouts()
+        self._listener = Listener(
+            WIRE, host, token, self._serve, handshake_seconds=self._timeouts.connect
+        )
         self.host, self.port = host, self._listener.port
 
     def close(self) -> None:
@@ -63,7 +68,7 @@ class RelayServer:
         self.close()
 
     def _serve(self, connection: Connection) -> None:
-        connection.end_with_host(SILENT_HOST_SECONDS)
+        connection.end_with_host(self._timeouts.silent_host)
         request = connection.receive()
         if request is None:
             return

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from sparkdml.comm.interface import address_towards
 from sparkdml.errors import ParameterError, SetupError
 from sparkdml.network.connection import Message
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.parameter_server.client.base import Ask, Client
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.client.merging import MergingClient
@@ -134,6 +135,9 @@ class StoreService:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
+
+    def use_timeouts(self, timeouts: Timeouts) -> None:
+        self._membership.use_timeouts(timeouts)
 
     def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         if about == EXPECT:

@@ -19,18 +19,25 @@ from typing import Any, BinaryIO
 from sparkdml.checkpoint.stores.base import Buffer
 from sparkdml.checkpoint.stores.relay import RelayPlace
 from sparkdml.checkpoint.stores.relay_server import RelayServer
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.runtime.protocol.blobs import Sent, open_sent, pack, pieces
 
 
 class BlobServer:
     """Serves one submission. `place` is what its workers must know."""
 
-    def __init__(self, host: str, threshold_bytes: int) -> None:
+    def __init__(self, host: str, threshold_bytes: int, timeouts: Timeouts | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sparkdml-blobs-"))
         self._threshold_bytes = threshold_bytes
         token = secrets.token_urlsafe(32)
-        self._server = RelayServer(_Files(self._folder), host, token)
-        self.place = RelayPlace("the driver", host, self._server.port, token)
+        self._server = RelayServer(_Files(self._folder), host, token, timeouts)
+        self.place = RelayPlace(
+            "the driver",
+            host,
+            port=self._server.port,
+            token=token,
+            timeouts=timeouts or Timeouts(),
+        )
 
     def upload(self, value: Any) -> Any:
         """`value` itself, or what is shipped in its place if its buffers are large."""

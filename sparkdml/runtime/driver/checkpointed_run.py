@@ -18,6 +18,7 @@ from sparkdml.checkpoint.driver_lock import take_over, this_driver
 from sparkdml.checkpoint.fingerprint import data_differences, differences
 from sparkdml.checkpoint.manifest import Manifest, Submission
 from sparkdml.errors import CheckpointError
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.runtime.driver import preflight
 from sparkdml.runtime.driver.cluster import find_cluster
 
@@ -39,6 +40,7 @@ def open_run(
     plan: dict[str, str],
     data: dict[str, Any],
     on_event: Callable[[int, dict[str, Any]], None],
+    timeouts: Timeouts,
     replay_from: Manifest | None = None,
 ) -> Iterator[CheckpointedRun]:
     """Claims the place for this driver until the end of the block."""
@@ -54,6 +56,7 @@ def open_run(
             data=data,
             host=host,
             on_event=on_event,
+            timeouts=timeouts,
             replay_from=replay_from,
         )
         try:
@@ -72,6 +75,7 @@ class CheckpointedRun:
     data: dict[str, Any]
     host: str
     on_event: Callable[[int, dict[str, Any]], None]
+    timeouts: Timeouts
     replay_from: Manifest | None = None  # only read, and from here
     rejected: set[str] = field(default_factory=set)
 
@@ -82,7 +86,7 @@ class CheckpointedRun:
         self._submissions: list[Submission] = []
         if self.replay_from is None:
             self._submissions = take_over(self._archive)
-        self._place = self.access.worker_place(self.host, secrets.token_urlsafe(32))
+        self._place = self.access.worker_place(self.host, secrets.token_urlsafe(32), self.timeouts)
         self._probe = None if self.replay_from else f"probes/{uuid.uuid4().hex}"
         if self._probe is not None:
             self._write_probe(self._probe)

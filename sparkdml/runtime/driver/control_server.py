@@ -27,6 +27,7 @@ from sparkdml import errors
 from sparkdml.errors import ProtocolError, SparkDMLError, WorkerError, WorkerLost, task_name
 from sparkdml.network.connection import MAX_LINE_BYTES, Connection, Message
 from sparkdml.network.listener import Listener
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.runtime.driver.failures import is_deterministic
 from sparkdml.runtime.protocol.messages import (
     FROM_TASK,
@@ -125,7 +126,7 @@ class ControlServer:
         self,
         host: str,
         token: str,
-        beat_timeout_seconds: float,
+        timeouts: Timeouts,
         on_event: Callable[[Hello, Message], None],
         answer: Callable[[Hello, Question], Any],
         retried: Collection[str] = (),
@@ -136,14 +137,16 @@ class ControlServer:
         self._together = set(together)  # those of them whose tasks wait for each other
         self._dismissed: set[str] = set()  # roles that are no longer needed
         self._on_change = on_change  # called as a member joins and as it leaves
-        self._beat_timeout_seconds = beat_timeout_seconds
+        self._timeouts = timeouts
         self._on_event = on_event
         self._answer = answer
         self._lock = threading.Lock()
         self.members: dict[tuple[str, int], Member] = {}
         self._connections: dict[Connection, str] = {}  # and the role at the other end
         self.own_error: Exception | None = None
-        self._listener = Listener("control", host, token, self._serve)
+        self._listener = Listener(
+            "control", host, token, self._serve, handshake_seconds=timeouts.connect
+        )
         self.port: int = self._listener.port
 
     # -- what the driver asks -------------------------------------------------------------------
@@ -176,11 +179,10 @@ class ControlServer:
                 )
         for member in members:
             silent = now - member.last_beat
-            if member.state == "here" and silent > self._beat_timeout_seconds:
+            if member.state == "here" and silent > self._timeouts.heartbeat_timeout:
                 return lost(
                     member,
-                    f"has sent no heartbeat for {silent:.0f} s "
-                    f"(heartbeatTimeout={self._beat_timeout_seconds:g})",
+                    f"has sent no heartbeat for {silent:.0f} s ({self._timeouts})",
                 )
         for member in members:
             late = now - member.changed > GRACE_FOR_THE_CAUSE_SECONDS
@@ -201,7 +203,7 @@ class ControlServer:
                 for member in self.members.values()
                 if member.task.role in self._retried
                 and member.state == "here"
-                and now - member.last_beat > self._beat_timeout_seconds
+                and now - member.last_beat > self._timeouts.heartbeat_timeout
             ]
         return [member for member in silent if self._leave(member, "lost")]
 

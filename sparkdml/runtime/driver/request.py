@@ -22,7 +22,7 @@ from sparkdml.runtime.protocol.kept_spools import KeptSpool
 from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.results import Merge
 from sparkdml.runtime.protocol.roles import Role, RolesOf, job_roles, num_tasks
-from sparkdml.runtime.protocol.service import DriverService, SharedService
+from sparkdml.runtime.protocol.service import DriverService, SharedService, TimedService
 from sparkdml.runtime.worker.main import Body
 
 if TYPE_CHECKING:
@@ -110,6 +110,9 @@ def begin_submission(
     leader = jobs[0][0]
     if not leader.gang:
         spools = None
+    service = request.make_service(num_workers)
+    if isinstance(service, TimedService):
+        service.use_timeouts(request.options.timeouts)
     return SubmissionContext(
         request,
         cluster,
@@ -117,6 +120,6 @@ def begin_submission(
         checkpoint=checkpoint,
         spools=spools,
         kept_spools={} if spools is None else spools.usable(leader.count),
-        driver_service=request.make_service(num_workers),
+        driver_service=service,
         blob_bytes=blob_threshold(cluster.setting),
     )

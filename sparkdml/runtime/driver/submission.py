@@ -59,13 +59,14 @@ def open_servers(context: SubmissionContext, dispatcher: Dispatcher) -> Iterator
             opened.callback(context.shared_service.close)
         blobs = None
         if context.blob_bytes is not None:
-            blobs = opened.enter_context(closing(BlobServer(host, context.blob_bytes)))
+            blobs = BlobServer(host, context.blob_bytes, options.timeouts)
+            opened.enter_context(closing(blobs))
         rendezvous = opened.enter_context(closing(Rendezvous(host)))
         rendezvous.serve(options.backend)
         control = ControlServer(
             host,
             token,
-            beat_timeout_seconds=options.heartbeat_timeout,
+            timeouts=options.timeouts,
             on_event=dispatcher.event,
             answer=dispatcher.answer,
             retried=[role.name for role in one_by_one],
@@ -110,7 +111,7 @@ def plan_leader(context: SubmissionContext, servers: Servers) -> Plan:
         forwards_output=options.forwards_output,
         spools=context.kept_spools,
         stale_spools=() if context.spools is None else context.spools.stale(),
-        heartbeat_seconds=min(1.0, options.heartbeat_timeout / 4),
+        timeouts=options.timeouts,
         timeline=options.timeline,
         blob_server=None if servers.blobs is None else servers.blobs.place,
         # What is to be merged on executors can't lie at the driver.

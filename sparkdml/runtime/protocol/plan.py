@@ -9,6 +9,7 @@ from typing import Literal
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.stores.relay import RelayPlace
 from sparkdml.feed.feed import FeedPlan
+from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT, Timeouts
 from sparkdml.runtime.protocol.kept_spools import KeptSpool
 from sparkdml.runtime.protocol.roles import Resources as Resources
 from sparkdml.runtime.protocol.roles import Role as Role
@@ -26,11 +27,15 @@ class Options:
     max_restarts: int = 3  # without a new checkpoint in between
     min_workers: int = 1  # to go on with after a failure
     replacement_seconds: float = 60.0  # to wait for an executor in place of a lost one
-    heartbeat_timeout: float = 8.0
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT
     name: str = "sparkdml"
     timeline: bool = False  # whether workers record spans
     forwards_output: bool = False  # whether what workers print and log is shown at the driver
     keeps_on_interrupt: bool = False  # whether Ctrl-C asks the workers to end in good order
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(self.heartbeat_timeout)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Plan:
     must_encrypt: bool = False  # whether Spark's settings ask for it
     spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
     stale_spools: tuple[str, ...] = ()  # of earlier attempts, to be removed where they are found
-    heartbeat_seconds: float = 1.0
+    timeouts: Timeouts = field(default_factory=Timeouts)  # from heartbeatTimeout
     timeline: bool = False  # whether to record spans
     forwards_output: bool = False
     blob_server: RelayPlace | None = None  # where what is large is fetched and left; None: by Spark

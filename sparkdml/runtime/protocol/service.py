@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from sparkdml.network.connection import Message
+from sparkdml.network.timeouts import Timeouts
 
 
 @dataclass(frozen=True)
@@ -47,4 +48,13 @@ class SharedService(DriverService, Protocol):
 
     def close(self) -> None:
         """The submission is over."""
+        ...
+
+
+@runtime_checkable
+class TimedService(DriverService, Protocol):
+    """A service that judges by itself which of the tasks are dead."""
+
+    def use_timeouts(self, timeouts: Timeouts) -> None:
+        """The run's time-outs; called once, before any task starts."""
         ...

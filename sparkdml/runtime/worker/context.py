@@ -232,7 +232,7 @@ class Context:
             raise SetupError("ctx.rows() reads an RDD: pass one as data=, or use ctx.feed()")
         return self._rows
 
-    def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
+    def ask(self, what: str, timeout_seconds: float | None = None, **fields: Any) -> Any:
         """A question to the run's driver service; None if there is no answer in time."""
         return self._client.ask(ServiceQuestion(what, fields), timeout_seconds)
 
@@ -347,7 +347,7 @@ class MovingRows:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._shared = SharedRows(ctx.data, ctx.rank, ctx.plan.token)
+        self._shared = SharedRows(ctx.data, ctx.rank, ctx.plan.token, timeouts=ctx.plan.timeouts)
         self._know_each_other = False
         self._leases: LeaseReader | None = None
 

@@ -54,7 +54,7 @@ class ControlClient:
                 (plan.driver_host, plan.driver_port),
                 token=plan.token,
                 wire="control",
-                timeout_seconds=10,
+                timeout_seconds=plan.timeouts.connect,
             )
         except OSError as error:
             raise SetupError(
@@ -64,7 +64,7 @@ class ControlClient:
                 "spark.sparkdml.driver.host) to an address that they can reach"
             ) from error
         self._send(task)
-        self._beat_seconds = plan.heartbeat_seconds
+        self._timeouts = plan.timeouts
         self._events: deque[TaskEvent] = deque(maxlen=MAX_WAITING_EVENTS)
         self._answers: dict[int, queue.Queue[Answer | None]] = {}
         self.step = 0  # of the training loop
@@ -90,7 +90,7 @@ class ControlClient:
     def flush(self) -> None:
         self._wake.set()
 
-    def ask(self, question: Question, timeout_seconds: float = 30.0) -> Any:
+    def ask(self, question: Question, timeout_seconds: float | None = None) -> Any:
         """A question to the driver, from any thread; None if there is no answer in time.
 
         Raises a ProtocolError if the driver knows no such question.
@@ -104,7 +104,7 @@ class ControlClient:
                 self._send(ask(number, question))
             if self._stopped.is_set():
                 return None  # there will be no more answers
-            answer = answers.get(timeout=timeout_seconds)
+            answer = answers.get(timeout=timeout_seconds or self._timeouts.driver_answer)
         except (OSError, queue.Empty):
             return None
         finally:
@@ -169,7 +169,7 @@ class ControlClient:
 
     def _send_all(self) -> None:
         while True:
-            self._wake.wait(self._beat_seconds)
+            self._wake.wait(self._timeouts.beat)
             self._wake.clear()
             closing = self._closing
             try:

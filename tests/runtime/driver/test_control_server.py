@@ -22,6 +22,7 @@ from sparkdml.errors import (
     WorkerLost,
 )
 from sparkdml.network.connection import MAX_LINE_BYTES, Connection
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.failures import describe_failure
 from sparkdml.runtime.protocol.messages import Hello, ServiceQuestion, ask, encode
@@ -46,7 +47,7 @@ def make_plan(port):
         seed=0,
         source="none",
         feed=None,
-        heartbeat_seconds=0.1,
+        timeouts=Timeouts(0.4),
     )
 
 
@@ -80,7 +81,7 @@ def server(events):
     made = ControlServer(
         "127.0.0.1",
         TOKEN,
-        1.0,
+        Timeouts(1.0),
         on_event=lambda task, event: events.append((task.number, event)),
         answer=answer,
     )
@@ -268,7 +269,11 @@ def test_exchanged_tensors_may_be_longer_than_a_line(size):
     with (
         closing(
             ControlServer(
-                "127.0.0.1", TOKEN, 30.0, print, lambda task, q: table.contribute(**q.fields)
+                "127.0.0.1",
+                TOKEN,
+                Timeouts(30.0),
+                print,
+                lambda task, q: table.contribute(**q.fields),
             )
         ) as made,
         ThreadPoolExecutor(size) as pool,
@@ -290,7 +295,7 @@ def test_exchanged_tensors_may_be_longer_than_a_line(size):
 def test_an_answer_that_cannot_be_sent_ends_the_run_and_no_heartbeats(answer, reason):
     with (
         closing(
-            ControlServer("127.0.0.1", TOKEN, 1.0, print, lambda task, question: answer)
+            ControlServer("127.0.0.1", TOKEN, Timeouts(1.0), print, lambda task, question: answer)
         ) as made,
         closing(join(made, 0)) as client,
     ):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.errors import DataError, SetupError, WorkerError, WorkerLost
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.preflight import check_settings
 from sparkdml.runtime.driver.slots import Slots
@@ -117,7 +118,7 @@ def server(changes):
     made = ControlServer(
         "127.0.0.1",
         "token",
-        1.0,
+        Timeouts(1.0),
         on_event=lambda task, event: None,
         answer=lambda task, question: None,
         retried=["server"],
@@ -142,7 +143,7 @@ def plan_of(server):
         seed=0,
         source="none",
         feed=None,
-        heartbeat_seconds=0.1,
+        timeouts=Timeouts(0.4),
     )
 
 
