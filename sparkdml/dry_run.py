@@ -20,6 +20,7 @@ from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.randomness import random_state, restore_random_state, seed_everything
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.sharding import hashed
 from sparkdml.runtime.protocol.blobs import pack, unpack
 from sparkdml.runtime.worker.context import NO_ROWS
@@ -37,10 +38,10 @@ def try_rows(fit: Fit) -> None:
     """Raise a DryRunError that names the stage that failed, and the shapes of the batch."""
     stage, shapes = "the columns of the first rows", ""
     try:
-        batch = first_batch(fit.dataset, fit.feed, min(NUM_ROWS, fit.job.schedule.batch_size))
+        batch = first_batch(fit.dataset, fit.feed, min(NUM_ROWS, fit.plan.schedule.batch_size))
         shapes = f" with {describe_batch(batch)}"
         stage = "shipping the model, the loss and the optimizer"
-        plan = copied(fit.job.task)
+        plan = copied(fit.plan.task)
         with kept_randomness():
             seed_everything(fit.options.seed)
             stage = "making the model and its optimizer"
@@ -48,7 +49,7 @@ def try_rows(fit: Fit) -> None:
             task.forward.context.training = True
             stage = "the model, its loss and their gradients"
             task.grad(batch)
-            if fit.job.schedule.validates:
+            if fit.plan.schedule.validates:
                 stage = "validation"
                 task.forward.evaluate([batch])
     except SparkDMLError:
@@ -83,7 +84,7 @@ def first_batch(dataset: DataFrame, feed: FeedPlan, num_rows: int) -> Batch:
     with tempfile.TemporaryDirectory(prefix="sparkdml-dry-run-") as folder:
         rows = Feed(read_arrow(iter(table.to_batches()), plan), plan, folder)
         try:
-            batch = next(rows.batches(num_rows), None)
+            batch = next(rows.batches(BatchRequest(num_rows)), None)
         finally:
             rows.close()
     if batch is None:

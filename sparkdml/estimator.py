@@ -20,7 +20,6 @@ from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.planning import FeedWishes, plan_feed
 from sparkdml.fitting.check import check_run
 from sparkdml.fitting.fit import Fit, Fitted
-from sparkdml.fitting.job import TrainingJob
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT
@@ -47,8 +46,9 @@ from sparkdml.training.callbacks import Callback
 from sparkdml.training.flat import check_parameters
 from sparkdml.training.modules import floating_type
 from sparkdml.training.optimizers import NoOptimizer
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import Metric, ModelSource, OptimizerSource, TaskPlan, build_module
-from sparkdml.training.training import Schedule
+from sparkdml.training.training import TrainingPlan
 from sparkdml.training.weights import describe_state
 from sparkdml.warm_start import starting_state
 
@@ -186,27 +186,21 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         strategy: Strategy = self.value("strategy")
         self._check_strategy(strategy)
         module = self._build_module()
-        job = TrainingJob(
+        plan = TrainingPlan(
             replace(self._plan_task(), warm_start=starting_state(self.value("warmStart"), module)),
             self._plan_schedule(),
-            strategy,
             tuple(self.value("callbacks")),
         )
-        strategy.check(job)
-        check_run(
-            job.task,
-            module,
-            callbacks=job.callbacks,
-            strategy=strategy,
-            validates=job.schedule.validates,
-        )
+        strategy.check(plan)
+        check_run(plan, module, strategy)
         feed = self._plan_feed(dataset, module)
         fit = Fit(
             spark=spark,
             dataset=dataset,
             module=module,
             feed=feed,
-            job=job,
+            plan=plan,
+            strategy=strategy,
             options=Options(
                 num_workers=self.value("numWorkers"),
                 resources=find_resources(
@@ -224,7 +218,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
                 keeps_on_interrupt=self.value("onInterrupt") == "stop-and-keep",
                 name=f"sparkdml: fit {type(module).__name__}",
             ),
-            fingerprint=self._describe_run(module, job.task, feed),
+            fingerprint=self._describe_run(module, plan.task, feed),
         )
         fit.check()
         return fit

@@ -19,7 +19,6 @@ from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.driver.request import LaunchRequest
 from sparkdml.runtime.worker.context import NO_ROWS
 from sparkdml.runtime.worker.tracing import open_wire
-from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.training.step_function import StepContext
 from sparkdml.training.task import Task, TaskPlan
 
@@ -150,12 +149,12 @@ def advise(
     if max_workers is not None and max_workers < 1:
         raise ParameterError("max_workers", max_workers, "at least 1")
     fit = estimator._prepare(df)
-    schedule, strategy = fit.job.schedule, fit.job.strategy
+    schedule, strategy = fit.plan.schedule, fit.strategy
     probe = Probe(
-        fit.job.task,
+        fit.plan.task,
         schedule.batch_size * schedule.accumulate,
         steps,
-        strategy.topology if isinstance(strategy, AllReduce) else "auto",
+        strategy.wire_topology,
     )
     options = replace(fit.options, max_restarts=0, name="sparkdml: advise")
     if max_workers is not None:

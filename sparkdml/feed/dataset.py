@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Feed
+from sparkdml.feed.request import BatchRequest
 
 ROWS_AT_ONCE = 1024
 
@@ -32,7 +33,7 @@ class Source:
 
     def read(self) -> Iterator[Any]:
         rows = self.batch_size or ROWS_AT_ONCE
-        for batch in self.feed.batches(rows, next(self.epochs), self.shuffled):
+        for batch in self.feed.batches(BatchRequest(rows, next(self.epochs), self.shuffled)):
             if self.batch_size is None:
                 for row in range(batch.num_rows):
                     yield {name: tensor[row] for name, tensor in batch.items()}

@@ -33,6 +33,7 @@ from sparkdml.feed.plan import Chunk as Chunk
 from sparkdml.feed.plan import FeedPlan as FeedPlan
 from sparkdml.feed.plan import is_validation as is_validation
 from sparkdml.feed.position import Skipper
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.sampling import Draws, SumOverRanks, rate_of, weight_sums
 from sparkdml.feed.spool import Spool
 
@@ -144,17 +145,12 @@ class Feed:
 
     # -- what users read ------------------------------------------------------------------------
 
-    def batches(
-        self,
-        batch_size: int,
-        epoch: int = 0,
-        shuffle: bool = True,
-        position: Ints | None = None,
-    ) -> Iterator[Batch]:
-        """One epoch of this worker's training rows, or what lies behind `position` in it.
+    def batches(self, request: BatchRequest) -> Iterator[Batch]:
+        """One epoch of this worker's training rows, or what lies behind a position in it.
 
         The last batch may be short, unless the plan says that such a batch is dropped.
         """
+        epoch, position, batch_size = request.epoch, request.position, request.batch_size
         if self._incoming is not None and self.plan.reads_all_first:
             self.ingest()
         if epoch == 0 and self._incoming is not None and not self._streamed:
@@ -162,14 +158,14 @@ class Feed:
             chunks = cut(self._stream(position), batch_size)
         else:
             self.ingest()
-            if position is None and not self.is_shuffled(epoch, shuffle) and self._draws is None:
+            is_shuffled = self.is_shuffled(epoch, request.shuffle)
+            if position is None and not is_shuffled and self._draws is None:
                 chunks = self._slices(self._training, batch_size)
             else:
-                chunks = self._taken(batch_size, epoch, shuffle, position)
+                chunks = self._taken(request)
         if self.plan.drop_last:
             chunks = without_short(chunks, batch_size)
-        rows_before = 0 if position is None else int(position.sum())
-        return self.deliver(chunks, InOrder(epoch, self.rank, rows_before))
+        return self.deliver(chunks, InOrder(epoch, self.rank, request.rows_before))
 
     def deliver(
         self, chunks: Iterator[Arrays], place_of: Callable[[Batch], Place]
@@ -187,14 +183,13 @@ class Feed:
         self.ingest()
         return self._deliver(self._slices(self._held_out, batch_size))
 
-    def position_after(
-        self, num_rows: int, epoch: int, shuffle: bool = True, position: Ints | None = None
-    ) -> Ints:
-        """Where an epoch stands once `num_rows` rows behind `position` have been used.
+    def position_after(self, num_rows: int, request: BatchRequest) -> Ints:
+        """Where an epoch stands once `num_rows` rows of the request have been used.
 
         Costs up to one sort of a window, and may be called from another thread.
         """
-        return self._order(epoch, shuffle).position_after(num_rows, position)
+        order = self._order(request.epoch, request.shuffle)
+        return order.position_after(num_rows, request.position)
 
     @property
     def num_rows(self) -> int:
@@ -312,13 +307,11 @@ class Feed:
         for start in range(0, spool.num_rows, batch_size):
             yield spool.slice(start, min(start + batch_size, spool.num_rows))
 
-    def _taken(
-        self, batch_size: int, epoch: int, shuffle: bool, position: Ints | None
-    ) -> Iterator[Arrays]:
-        stretches = self._order(epoch, shuffle).stretches(position)
-        if self.is_shuffled(epoch, shuffle):
+    def _taken(self, request: BatchRequest) -> Iterator[Arrays]:
+        stretches = self._order(request.epoch, request.shuffle).stretches(request.position)
+        if self.is_shuffled(request.epoch, request.shuffle):
             stretches = self.ahead(stretches, depth=1)
-        batches = cut(({"rows": rows} for rows in stretches), batch_size)
+        batches = cut(({"rows": rows} for rows in stretches), request.batch_size)
         for rows in batches:
             numbers = rows["rows"]
             assert isinstance(numbers, np.ndarray)

@@ -14,9 +14,9 @@ from sparkdml.feed.batch import Batch
 from sparkdml.feed.collate import Place
 from sparkdml.feed.epoch_order import PlacedOrder
 from sparkdml.feed.feed import Feed
-from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays
 from sparkdml.feed.position import packed, unpacked
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import Piece, SharedRows
 from sparkdml.feed.shared_spool import Card, OwnerGone
 
@@ -32,7 +32,7 @@ class PieceSource(Protocol):
 
     drops_last: bool
 
-    def begin(self, epoch: int, shuffle: bool, position: Ints | None) -> tuple[int, Card]:
+    def begin(self, request: BatchRequest) -> tuple[int, Card]:
         """How many rows this worker has in the epoch, and what others must know to read them."""
         ...
 
@@ -52,9 +52,11 @@ class SpoolSource:
         self._epoch, self._shuffle = 0, True
         self.drops_last = feed.plan.drop_last
 
-    def begin(self, epoch: int, shuffle: bool, position: Ints | None) -> tuple[int, Card]:
-        self._epoch, self._shuffle = epoch, shuffle
-        self._orders = {self._rank: self._shared.order(self._rank, epoch, shuffle, position)}
+    def begin(self, request: BatchRequest) -> tuple[int, Card]:
+        self._epoch, self._shuffle = request.order_epoch, request.shuffle
+        position = request.position
+        own = self._shared.order(self._rank, self._epoch, self._shuffle, position)
+        self._orders = {self._rank: own}
         told = None if position is None else packed(position)
         return self._orders[self._rank].num_rows, {**self._shared.card, "position": told}
 
@@ -122,25 +124,14 @@ class LeaseReader:
         self._lost: set[int] = set()  # leases that went to others
         self._again: tuple[int, Piece] | None = None  # an epoch, and rows of it to begin with
 
-    def batches(
-        self,
-        batch_size: int,
-        epoch: int,
-        shuffle: bool = True,
-        position: Ints | None = None,
-        until: int | None = None,
-        like_epoch: int | None = None,
-    ) -> Iterator[LeasedBatch]:
-        """What this worker is given of an epoch, or until so many rows of it have been given out.
-
-        Every row of all workers comes to one of them. `position` is of this worker's own rows.
-        `like_epoch` is the epoch whose order and random numbers the rows have, if not this one.
-        """
-        self.begin(epoch, shuffle, position, like_epoch)
+    def batches(self, request: BatchRequest) -> Iterator[LeasedBatch]:
+        """What this worker is given of an epoch; every row of all workers comes to one of them."""
+        self.begin(request)
+        epoch, batch_size = request.epoch, request.batch_size
         gone_since = None
         while True:
             under_way: deque[_Part] = deque()
-            pieces = self._pieces(batch_size, epoch, until, under_way)
+            pieces = self._pieces(request, under_way)
             try:
                 for batch in self._source.batches(pieces):
                     gone_since = None
@@ -165,19 +156,15 @@ class LeaseReader:
                 self._met = {self._rank}
                 time.sleep(ASK_AGAIN_SECONDS)
 
-    def begin(
-        self,
-        epoch: int,
-        shuffle: bool = True,
-        position: Ints | None = None,
-        like_epoch: int | None = None,
-    ) -> None:
-        """Tell the desk what this worker has. A gang that does so together need not wait later."""
-        if self._begun != epoch:
-            ordered_as = epoch if like_epoch is None else like_epoch
-            num_rows, card = self._source.begin(ordered_as, shuffle, position)
-            self._ask("begin", epoch, rows=num_rows, card=card)
-            self._begun, self._met = epoch, {self._rank}
+    def begin(self, request: BatchRequest) -> None:
+        """Tell the driver what this worker has. A gang that does so together need not wait later.
+
+        A second call in the same epoch does nothing.
+        """
+        if self._begun != request.epoch:
+            num_rows, card = self._source.begin(request)
+            self._ask("begin", request.epoch, rows=num_rows, card=card)
+            self._begun, self._met = request.epoch, {self._rank}
             self._lost.clear()  # another epoch has leases of the same numbers
 
     def repeat_last(self, epoch: int) -> int:
@@ -196,16 +183,15 @@ class LeaseReader:
         """How many of this worker's own rows of the epoch have been used, by whomever."""
         return int(self._ask("used", epoch)["rows"])
 
-    def _pieces(
-        self, batch_size: int, epoch: int, until: int | None, under_way: deque[_Part]
-    ) -> Iterator[Sequence[Piece]]:
+    def _pieces(self, request: BatchRequest, under_way: deque[_Part]) -> Iterator[Sequence[Piece]]:
+        epoch, batch_size = request.epoch, request.batch_size
         if self._again is not None and self._again[0] == epoch:
             owner, start, stop = self._again[1]
             self._meet(epoch, owner)
             under_way.append(_Part(AGAIN, (owner, start), stop - start))
             yield [(owner, start, stop)]
         while True:
-            answer = self._ask("next", epoch, batch=batch_size, until=until)
+            answer = self._ask("next", epoch, batch=batch_size, until=request.until)
             if "over" in answer:
                 return
             if "wait" in answer:

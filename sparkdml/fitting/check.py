@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from sparkdml.training.modules import Modules, check_compile_options
 from sparkdml.training.optimizers import check_optimizers
 from sparkdml.training.plan import TaskPlan
 from sparkdml.training.sync_batch_norm import check_batch_norms
+from sparkdml.training.training import TrainingPlan
 
 FIXED_COLUMNS = ("epoch", "loss", "rows", "steps", "seconds", "rows_per_second")
 
@@ -56,26 +57,21 @@ def check_objective(plan: TaskPlan, module: nn.Module) -> None:
             raise ParameterError("metrics", name, "named otherwise: the history has that column")
 
 
-def check_run(
-    plan: TaskPlan,
-    module: nn.Module,
-    callbacks: Sequence[Callback],
-    strategy: Strategy,
-    validates: bool,
-) -> None:
+def check_run(plan: TrainingPlan, module: nn.Module, strategy: Strategy) -> None:
     """Raise a ParameterError for what would fail in the workers, or be ignored there."""
-    check_objective(plan, module)
-    check_optimizers(plan.optimizer, module, plan.parameter_groups)
+    task, callbacks = plan.task, plan.callbacks
+    check_objective(task, module)
+    check_optimizers(task.optimizer, module, task.parameter_groups)
     kind = next(module.parameters()).dtype
-    if plan.precision != "float32" and kind != torch.float32:
+    if task.precision != "float32" and kind != torch.float32:
         raise ParameterError(
             "precision",
-            plan.precision,
+            task.precision,
             f"'float32', which is to say nothing, for a module of {kind}",
             "Autocast keeps float32 parameters: convert the module with module.float().",
         )
-    check_compile_options(plan.compile)
-    if plan.sync_batch_norm:
+    check_compile_options(task.compile)
+    if task.sync_batch_norm:
         check_batch_norms(module)
     if sum(isinstance(callback, LearningRateSchedule) for callback in callbacks) > 1:
         raise ParameterError(
@@ -85,9 +81,9 @@ def check_run(
             "Use torch.optim.lr_scheduler.SequentialLR or ChainedScheduler.",
         )
     # A torchmetrics object may give several columns under its name.
-    is_complete = not plan.metric_objects and not any(map(_adds_columns, callbacks))
-    columns = history_columns(plan, validates).union(strategy.columns)
-    facts = RunFacts(plan, module, columns, is_complete)
+    is_complete = not task.metric_objects and not any(map(_adds_columns, callbacks))
+    columns = history_columns(task, plan.schedule.validates).union(strategy.columns)
+    facts = RunFacts(task, module, columns, is_complete)
     for callback in callbacks:
         callback.check(facts)
 

@@ -30,9 +30,11 @@ from sparkdml.runtime.protocol.plan import Options
 from sparkdml.runtime.protocol.results import Merge
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.runtime.worker.context import Context
+from sparkdml.strategies.base import Strategy
 from sparkdml.training.contribution import add_all, encode_average, history_of
 from sparkdml.training.epoch_row import NO_VALIDATION_ROWS
 from sparkdml.training.task import Task, TaskPlan
+from sparkdml.training.training import TrainingPlan
 from sparkdml.training.weights import load_weights
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ class Fit:
     dataset: DataFrame
     module: nn.Module  # as it was built at the driver
     feed: FeedPlan
-    job: TrainingJob
+    plan: TrainingPlan
+    strategy: Strategy
     options: Options
     fingerprint: dict[str, str]  # what the states of this run depend on
 
@@ -58,36 +61,41 @@ class Fit:
 
     def _roles(self, num_workers: int) -> list[Role]:
         """The strategy's, which refuses what can't be made of so many."""
-        roles = self.job.strategy.roles(num_workers)
+        roles = self.strategy.roles(num_workers)
         if self.feed.sampling is not None and any(role.reads == "leases" for role in roles):
             raise ParameterError(
                 "samplingCol",
                 self.feed.sampling,
-                f"left out with {self.job.strategy!r}, where rows move between workers",
+                f"left out with {self.strategy!r}, where rows move between workers",
             )
         return roles
 
     def train(self, checkpoints: Checkpoints | None, on_event: OnEvent) -> Fitted:
-        if not self.job.strategy.communicates:
+        if not self.strategy.communicates:
             return train_alone(self, on_event)
         if checkpoints is None:
-            return collect(self.launch(self.job, self.options, on_event))
+            return collect(self.launch(self.job(), self.options, on_event))
         warn_if_not_deterministic(self.dataset)
         with self._open(checkpoints, on_event) as run:
             ended = run.find_result(
-                self.job.schedule.epochs, lambda: count_rows(self.dataset, self.feed)
+                self.plan.schedule.epochs, lambda: count_rows(self.dataset, self.feed)
             )
             if ended is not None:
                 on_event(-1, {"kind": "already-trained", "step": ended[0].step})
                 return read_result(ended[1])
-            return collect(self.launch(self.job, self.options, on_event, run))
+            return collect(self.launch(self.job(), self.options, on_event, run))
+
+    def job(self, **schedule: Any) -> TrainingJob:
+        """What is shipped, with another schedule in the given fields."""
+        changed = replace(self.plan.schedule, **schedule)
+        return TrainingJob(replace(self.plan, schedule=changed), self.strategy)
 
     def start(self) -> dict[str, Any]:
         """What is told of the run when it begins; some is unknown if Spark's slots decide it."""
-        workers, schedule = self.options.num_workers, self.job.schedule
+        workers, schedule = self.options.num_workers, self.plan.schedule
         return {
             "name": self.options.name,
-            "strategy": repr(self.job.strategy),
+            "strategy": repr(self.strategy),
             "backend": resolve_backend(self.options.backend, workers or 2),
             "workers": workers,
             "epochs": schedule.epochs,
@@ -101,8 +109,7 @@ class Fit:
         self, checkpoints: Checkpoints, start: Manifest, num_workers: int, step: int
     ) -> tuple[bytes, bytes, list[float]]:
         """The encoded state after `step` (everybody's, and rank 0's own), and the steps' losses."""
-        schedule = replace(self.job.schedule, stop_at_step=step)
-        job = ReplayJob(replace(self.job, schedule=schedule))
+        job = ReplayJob(self.job(stop_at_step=step))
         options = replace(self.options, num_workers=num_workers, max_restarts=0)
         with self._open(checkpoints, ignore_event, start) as run:
             returned: list[Any] = self.launch(job, options, ignore_event, run)
@@ -141,7 +148,7 @@ class Fit:
                 on_event=on_event,
                 run=run,
                 roles_of=self._roles,
-                make_service=self.job.strategy.driver_service,
+                make_service=self.strategy.driver_service,
                 merge=merge,
             )
         )
@@ -170,12 +177,11 @@ def read_result(state: Mapping[str, Any]) -> Fitted:
 
 
 def train_alone(fit: Fit, on_event: OnEvent) -> Fitted:
-    schedule = replace(fit.job.schedule, validates=False)
-    job = replace(fit.job, schedule=schedule)
+    job = fit.job(validates=False)
     total = add_all(fit.launch(job, fit.options, on_event, merge=add_all))
     weights = encode_average(total, fit.module.state_dict())
-    history = history_of(total, fit.job.task)
-    if fit.job.schedule.validates:
+    history = history_of(total, fit.plan.task)
+    if fit.plan.schedule.validates:
         history[-1].update(_validate(fit, weights, on_event))
     result = TrainingResult(weights, history, total.stopped, total.first_step_time)
     return Fitted(result, total.output_shape)
@@ -198,12 +204,12 @@ class ValidationJob:
 
 
 def _validate(fit: Fit, weights: bytes, on_event: OnEvent) -> dict[str, Any]:
-    plan = fit.job.task
-    job = ValidationJob(plan, weights, fit.job.schedule.batch_size)
+    task = fit.plan.task
+    job = ValidationJob(task, weights, fit.plan.schedule.batch_size)
     options = replace(fit.options, name=f"{fit.options.name}, validation")
     stats = torch.tensor(fit.launch(job, options, on_event)).double().sum(0)
-    totals = Task(plan, torch.device("cpu")).forward.totals(stats)
+    totals = Task(task, torch.device("cpu")).forward.totals(stats)
     if not totals.rows:
         raise DataError(NO_VALIDATION_ROWS)
-    means = totals.means(plan.metric_names, plan.loss_names)
+    means = totals.means(task.metric_names, task.loss_names)
     return {f"val_{name}": value for name, value in means.items()}

@@ -8,11 +8,10 @@ from sparkdml.checkpoint.encoding import Stream, take_apart
 from sparkdml.checkpoint.state import State
 from sparkdml.runtime.worker.context import Context
 from sparkdml.strategies.base import Strategy
-from sparkdml.training.callbacks.base import Callback
 from sparkdml.training.contribution import Contribution
 from sparkdml.training.forward import OutputShape
-from sparkdml.training.task import Task, TaskPlan
-from sparkdml.training.training import Schedule, Training
+from sparkdml.training.task import Task
+from sparkdml.training.training import Training, TrainingPlan
 from sparkdml.training.weights import encode_weights
 
 
@@ -38,10 +37,8 @@ class Fitted:
 class TrainingJob:
     """A module-level callable, so that nothing but its fields is shipped."""
 
-    task: TaskPlan
-    schedule: Schedule
+    plan: TrainingPlan
     strategy: Strategy
-    callbacks: tuple[Callback, ...] = ()
 
     def __call__(
         self, ctx: Context
@@ -64,10 +61,9 @@ class TrainingJob:
         )
 
     def train(self, ctx: Context) -> Training:
-        task = Task(self.task, ctx.device)
-        training = Training(
-            ctx, task, schedule=self.schedule, callbacks=self.callbacks, strategy=self.strategy
-        )
+        plan = self.plan
+        task = Task(plan.task, ctx.device)
+        training = Training(ctx, task, schedule=plan.schedule, callbacks=plan.callbacks)
         self.strategy.run(ctx.plan.role.name, training)
         return training
 
@@ -82,8 +78,8 @@ class ReplayJob:
         training = self.job.train(ctx)
         if ctx.number:
             return None
-        assert training.epoch is not None, "a replay has an epoch to go on with"
-        state = training.state(training.epoch)
+        state = training.replayed
+        assert state is not None, "a replay ends with the state that it was to reach"
         shared = {name: entry for name, entry in state.items() if entry.rule == "replicated"}
         own = {name: entry for name, entry in state.items() if entry.rule != "replicated"}
         return _encode(shared), _encode(own), training.losses

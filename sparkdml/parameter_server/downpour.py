@@ -88,8 +88,7 @@ class Downpour(ParameterServer):
         if role != "worker":
             super().run(role, training)
         else:
-            self._worker = DownpourTraining(self, training)
-            self._worker.run()
+            DownpourTraining(self, training).run()
 
     def updater_for(self, task: Task) -> Updater:
         return self.updater or Adagrad(float(task.optimizers[ONLY].param_groups[0]["lr"]))

@@ -10,28 +10,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.parameter_server.client.snapshot_reader import Snapshot, SnapshotReader
+from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.model_tables import BUFFERS, ServedTables, flat_buffers, load_buffers
+from sparkdml.parameter_server.optimizers import Updater
 from sparkdml.parameter_server.partition import Table
 from sparkdml.parameter_server.progress import PROGRESS, furthest, nowhere
 from sparkdml.training.epoch_row import validate
-from sparkdml.training.training import Training
-
-if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
-    from sparkdml.parameter_server.strategy import ParameterServer
+from sparkdml.training.training import Training, TrainingPlan
 
 EVALUATOR = "evaluator"  # the role, and its question to the desk: how many workers there are
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 10.0
 
 
-def check_evaluator(job: TrainingJob) -> None:
+def check_evaluator(plan: TrainingPlan) -> None:
     """At the driver, before any job."""
-    if not job.schedule.validates:
+    if not plan.schedule.validates:
         raise ParameterError(
             "validation",
             None,
@@ -43,16 +40,15 @@ def check_evaluator(job: TrainingJob) -> None:
 class Evaluator:
     """One task's run."""
 
-    def __init__(self, strategy: ParameterServer, training: Training) -> None:
-        self.strategy, self.training, self.ctx = strategy, training, training.ctx
+    def __init__(self, training: Training, config: ServerConfig, updater: Updater) -> None:
+        self.training, self.config, self.ctx = training, config, training.ctx
         task = training.task
-        self.served = ServedTables.of(task.module, task.params, strategy.updater_for(task))
+        self.served = ServedTables.of(task.module, task.params, updater)
 
     def run(self) -> None:
-        config = self.strategy.config(self.ctx)
         last_clock = -1
-        with SnapshotReader(config, self.ctx.ask) as snapshot_reader:
-            tables = self._tables(config.part_bytes)
+        with SnapshotReader(self.config, self.ctx.ask) as snapshot_reader:
+            tables = self._tables(self.config.part_bytes)
             while tables and self._goes_on():
                 began = time.monotonic()
                 snapshot = snapshot_reader.snapshot(tables, self._goes_on)

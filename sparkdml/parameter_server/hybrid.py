@@ -10,7 +10,7 @@ needs all of a group. (Mamidala et al. 2018, "MXNET-MPI", arXiv 1801.03855.)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +18,13 @@ import torch
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import NonFiniteLoss, ParameterError
+from sparkdml.feed.batch import Batch
 from sparkdml.parameter_server.arguments import updater_of
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.consistency import TAP, Consistency
 from sparkdml.parameter_server.optimizers import Updater
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.runtime.protocol.roles import Role
-from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.allreduce import BACKENDS
 from sparkdml.strategies.layered_sgd import group_workers
 from sparkdml.training.optimizers import ONLY
@@ -87,18 +87,8 @@ class Hybrid(ParameterServer):
             return
         ctx = training.ctx
         groups = group_workers(ctx.world.hosts, self.group_size)
-        with ctx.comm.split(groups[ctx.rank]) as group, open_wire(group, ctx) as wire:
-            self._hybrid = HybridTraining(self, training, wire, groups)
-            self._hybrid.run()
-
-    def state(self) -> State:
-        client = self._hybrid.client
-        if self._hybrid.training.ctx.rank or client is None:
-            return {}
-        return {"tables": Entry(dict(client.snapshot()))}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_hybrid"}
+        with ctx.comm.split(groups[ctx.rank]) as group, self.open_wire(ctx, group) as wire:
+            HybridTraining(self, training, wire, groups).run()
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"(group_size={self.group_size}, ", 1)
@@ -119,13 +109,14 @@ class HybridTraining:
         self.pulled = torch.empty_like(self.initial)
         self.buckets = self.task.params.buckets(BUCKET_BYTES)
         self.client: WorkerClient | None = None
+        self._snapshot: Mapping[str, Any] | None = None  # of a checkpoint, for the servers
         self._stats = torch.zeros(len(self.task.params.stats), dtype=torch.float64)
 
     def run(self) -> None:
         training, task = self.training, self.task
         self._join()
         try:
-            for epoch in training.epochs():
+            for epoch in training.epochs(self):
                 before = self._start(epoch)
                 for batch in epoch:
                     task.grad(batch)
@@ -180,10 +171,10 @@ class HybridTraining:
 
     def _start(self, epoch: Epoch) -> Totals:
         """From one model, that of a checkpoint if there is one; what had been counted before."""
-        if self.strategy.snapshot is not None:
+        if self._snapshot is not None:
             if self.client is not None and not self.ctx.rank:
-                self.client.restore(self.strategy.snapshot)
-            self.strategy.snapshot = None
+                self.client.restore(self._snapshot)
+            self._snapshot = None
         self.ctx.comm.barrier()  # every group's client is there, so that their clocks begin alike
         self._fetch()
         self._stats.zero_()
@@ -211,6 +202,19 @@ class HybridTraining:
         losses = torch.cat(self.group.allgather(mine)).tolist()
         place = next((p for p, value in enumerate(losses) if not math.isfinite(value)), 0)
         raise NonFiniteLoss(loss, epoch.number + 1, self.training.step + 1, self.members[place])
+
+    # -- what the loop asks for -----------------------------------------------------------------
+
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        return self.strategy.batches(training, epoch)
+
+    def state(self) -> State:
+        if self.ctx.rank or self.client is None:
+            return {}
+        return {"tables": Entry(dict(self.client.snapshot()))}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._snapshot = state["tables"]
 
     # -- the servers ----------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.driver_exchange import DriverExchange
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
@@ -34,7 +33,6 @@ from sparkdml.parameter_server.evaluator import EVALUATOR, Evaluator, check_eval
 from sparkdml.parameter_server.expulsion import Expulsion
 from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.optimizers import Updater
-from sparkdml.parameter_server.progress import PROGRESS
 from sparkdml.parameter_server.server_task import serve_until_the_end
 from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.parameter_server.worker import STALENESS, WAIT_SECONDS, ServedTraining
@@ -45,10 +43,9 @@ from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.optimizers import ONLY
-from sparkdml.training.training import Training
+from sparkdml.training.training import Training, TrainingPlan
 
 if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
     from sparkdml.parameter_server.application import Application
     from sparkdml.runtime.worker.context import Context
     from sparkdml.training.task import Task
@@ -141,8 +138,6 @@ class ParameterServer(Strategy):
         self.updater, self.encrypted, self.timeout_seconds = updater, encrypted, timeout_seconds
         self.leased, self.expulsion, self.overlap = leased, expulsion, overlap
         self.evaluator, self.servers = evaluator, servers
-        self.snapshot: Mapping[str, Any] | None = None  # to be put onto the servers
-        self.sums_before: list[float] | None = None  # what had been counted before its epoch
 
     def roles(self, num_workers: int) -> list[Role]:
         roles = [
@@ -154,11 +149,11 @@ class ParameterServer(Strategy):
             roles.append(Role(EVALUATOR, 1, gang=False, reads="validation"))
         return roles
 
-    def check(self, job: TrainingJob) -> None:
+    def check(self, plan: TrainingPlan) -> None:
         """The servers make the steps, and know of one gradient over all parameters."""
         if self.evaluator:
-            check_evaluator(job)
-        task = job.task
+            check_evaluator(plan)
+        task = plan.task
         refused: list[tuple[str, Any, object]] = [
             ("clipNorm", task.clip_norm, None),
             ("parameterGroups", task.parameter_groups, None),
@@ -175,7 +170,7 @@ class ParameterServer(Strategy):
         if updater is None:
             updater = updater_of(task.optimizer([torch.nn.Parameter(torch.zeros(1))]))
         check_overlap_with(self.overlap, updater)
-        for callback in overriding(job.callbacks, "on_gradient"):
+        for callback in overriding(plan.callbacks, "on_gradient"):
             if not isinstance(callback, LearningRateSchedule):  # which looks at no gradient
                 raise ParameterError(
                     "callbacks",
@@ -183,7 +178,7 @@ class ParameterServer(Strategy):
                     f"without on_gradient with {type(self).__name__}: the servers add gradients up",
                 )
         if self.updater is not None and any(
-            isinstance(callback, LearningRateSchedule) for callback in job.callbacks
+            isinstance(callback, LearningRateSchedule) for callback in plan.callbacks
         ):
             raise ParameterError(
                 "callbacks",
@@ -233,37 +228,21 @@ class ParameterServer(Strategy):
         if role == "server":
             self._serve(training.ctx)
         elif role == EVALUATOR:
-            Evaluator(self, training).run()
+            updater = self.updater_for(training.task)
+            Evaluator(training, self.config(training.ctx), updater).run()
         else:
-            self._worker = ServedTraining(self, training)
-            self._worker.run()
+            ServedTraining(self, training).run()
 
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
         if not self.leased:
             return super().batches(training, epoch)
-        return training.ctx.leased_batches(
-            training.rows_per_step, epoch.number, training.schedule.shuffle, epoch.start
-        )
+        return training.ctx.leases.batches(training.request(epoch))
 
     def _serve(self, ctx: Context) -> None:
         serve_until_the_end(ctx, self.config(ctx))
 
-    # -- checkpoints ----------------------------------------------------------------------------
-
-    def state(self) -> State:
-        """The tables with what the updater remembers; how far workers are is the checkpoint's."""
-        if self._worker.ctx.rank:
-            return {}
-        tables = dict(self._worker.client.snapshot())
-        del tables[PROGRESS]
-        return {"tables": Entry(tables), "sums_before": Entry(self._worker.before.tolist())}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.snapshot, self.sums_before = state["tables"], state.get("sums_before")
-
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name != "_worker"}
-        return {**kept, "servers": None}  # which stay at the driver
+        return {**self.__dict__, "servers": None}  # which stay at the driver
 
     def __repr__(self) -> str:
         """What a run's states depend on: an evaluator may come to a run that goes on."""

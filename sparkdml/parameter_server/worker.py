@@ -31,30 +31,57 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.driver_exchange import DriverCommunicator
 from sparkdml.errors import CommunicationError, NonFiniteLoss
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read, owned
+from sparkdml.feed.read_ahead import ReadAhead
+from sparkdml.feed.request import BatchRequest
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.client.requests import PartsTicket
+from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.consistency import Consistency
+from sparkdml.parameter_server.expulsion import Expulsion
 from sparkdml.parameter_server.model_tables import ReportedBuffers, ServedTables
 from sparkdml.parameter_server.optimizers import SGD, Add, Updater
-from sparkdml.parameter_server.progress import Place, Progress, mark_of_start, mark_of_step
+from sparkdml.parameter_server.progress import (
+    PROGRESS,
+    Place,
+    Progress,
+    mark_of_start,
+    mark_of_step,
+)
+from sparkdml.runtime.worker.context import Context
 from sparkdml.training.epoch import Epoch
+from sparkdml.training.epoch_progress import EpochProgress
+from sparkdml.training.task import Task
 from sparkdml.training.totals import Totals
 from sparkdml.training.training import Training
 
-if TYPE_CHECKING:
-    from sparkdml.parameter_server.strategy import ParameterServer
-    from sparkdml.training.training import Training
+
+class Settings(Protocol):
+    """What a worker asks of its strategy."""
+
+    consistency: Consistency
+    expulsion: Expulsion | None
+    updater: Updater | None  # what the user chose for the servers, if anything
+    leased: bool
+    evaluator: bool
+
+    def config(self, ctx: Context) -> ServerConfig: ...
+    def updater_for(self, task: Task) -> Updater: ...
+    def overlaps(self, updater: Updater) -> bool: ...
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]: ...
 
 
 SUMS = "sums"
@@ -165,16 +192,15 @@ def come_back(worker: ServedTraining) -> None:
     training, ctx = worker.training, worker.ctx
     training.step = place.step
     training.history = list(ctx.ask("history") or [])[: place.epoch]
-    epoch = Epoch(training, place.epoch)
-    start, rows_before = _where_resumed(training, place.epoch)
-    epoch.rows_before = rows_before + place.rows
-    epoch.start = start if start.any() else None
+    position, rows_before = _where_resumed(training, place.epoch)
+    start = position if position.any() else None
     if place.rows and worker.leases is None:
         ctx.data.ingest()
-        epoch.start = ctx.data.position_after(
-            place.rows, place.epoch, training.schedule.shuffle, start
+        request = BatchRequest(
+            training.rows_per_step, place.epoch, training.schedule.shuffle, position
         )
-    training.first_epoch = epoch
+        start = ctx.data.position_after(place.rows, request)
+    training.begins_at = EpochProgress(place.epoch, start, rows_before + place.rows)
     ctx.reached(place.step)
 
 
@@ -205,7 +231,7 @@ WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
 class ServedTraining:
     """One worker's run. `exchange` is what happens between a gradient and the next batch."""
 
-    def __init__(self, strategy: ParameterServer, training: Training) -> None:
+    def __init__(self, strategy: Settings, training: Training) -> None:
         self.strategy, self.training, self.task = strategy, training, training.task
         ctx = self.ctx = training.ctx
         # A slow worker is waited for as long as it takes: who is lost for good ends the run.
@@ -225,6 +251,11 @@ class ServedTraining:
         self.lockstep = Lockstep(self)
         self._num_rows_told = 0  # of the history
         self._is_with_others = not ctx.attempt
+        self._is_told = False  # whether the servers know that this worker has begun the epoch
+        self._batches: ReadAhead[Batch] | None = None  # of the epoch, where reading can overlap
+        # Of a checkpoint, to be put onto the servers; and what had been counted before its epoch.
+        self._snapshot: Mapping[str, Any] | None = None
+        self._sums_before: list[float] | None = None
         self.client = self._join()
 
     def make_updater(self) -> Updater:
@@ -235,9 +266,9 @@ class ServedTraining:
         training = self.training
         try:
             self.come_back()
-            for epoch in training.epochs():
+            for epoch in training.epochs(self):
                 if not self._start(epoch):
-                    training.finish(epoch)
+                    training.finish(epoch, self)
                     break
                 for batch in epoch:
                     self.lockstep.object_if_behind()
@@ -311,8 +342,8 @@ class ServedTraining:
         if fetching.overlaps:
             make_own_step(params.values, params.grads, totals.weight, self.make_updater())
             return
-        if self.training.epoch is not None and self.leases is None:
-            self.training.epoch.read_ahead()
+        if self._batches is not None:
+            self._batches.advance()
         fetching.end()
         client.flush()  # before the next gradient is written where this one lies
 
@@ -345,26 +376,27 @@ class ServedTraining:
         """Begin it together; False if another worker knows that the run is to end."""
         if not self._agree_to_go_on(epoch.number):
             return False
-        if self.training.first_epoch is not epoch:  # else an earlier attempt has told of it
+        if not self._is_told:  # else an earlier attempt has told of it
             start = Place(epoch.number, 0, self.training.step)
             if start != self.progress.place:
                 self.progress.tell(self.client, start, mark_of_start(start.step))
+        self._is_told = False
         # One that was started again may be behind the others, until the epoch's end.
         self.lockstep.begin_epoch(is_in_step=self._is_with_others)
         self._is_with_others = True
         return True
 
     def _agree_to_go_on(self, number: int) -> bool:
-        training, strategy = self.training, self.strategy
-        sums_before = strategy.sums_before
-        if strategy.snapshot is not None:
+        training = self.training
+        sums_before = self._sums_before
+        if self._snapshot is not None:
             self.comm.begin("a checkpoint")  # to which nobody comes who has trained since
             # Once only: who comes back after the barrier must not undo what the others have done.
             if not self.ctx.rank and not self.ctx.ask("restored", done=False):
-                self.tables.check(strategy.snapshot)
-                self.client.restore(strategy.snapshot)
+                self.tables.check(self._snapshot)
+                self.client.restore(self._snapshot)
                 self.ctx.ask("restored", done=True)
-            strategy.snapshot = strategy.sums_before = None
+            self._snapshot = self._sums_before = None
             self.comm.barrier()
         self.comm.begin(f"start of epoch {number}")
         self.fetch()
@@ -426,12 +458,34 @@ class ServedTraining:
             raise CommunicationError("the driver has ended the run, or is gone")
         return self.ctx.ask("collective", **fields)
 
+    # -- what the loop asks for -----------------------------------------------------------------
+
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        """With leases nothing is read ahead: a batch counts as this worker's once it has it."""
+        own = self.strategy.batches(training, epoch)
+        if self.leases is not None:
+            return own
+        self._batches = ReadAhead(own, training.reading)
+        return self._batches
+
+    def state(self) -> State:
+        """The tables with what the updater remembers; how far workers are is the checkpoint's."""
+        if self.ctx.rank:
+            return {}
+        tables = dict(self.client.snapshot())
+        del tables[PROGRESS]
+        return {"tables": Entry(tables), "sums_before": Entry(self.before.tolist())}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._snapshot, self._sums_before = state["tables"], state.get("sums_before")
+
     # -- coming, and coming back ------------------------------------------------------------------
 
     def come_back(self) -> None:
         """Go on where an earlier attempt at this task has come to, if this is not the first."""
         if self.ctx.attempt:
             come_back(self)
+            self._is_told = self.training.begins_at is not None
 
     def _join(self) -> WorkerClient:
         client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)

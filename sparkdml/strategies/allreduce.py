@@ -8,22 +8,21 @@ ring-allreduce as in Horovod, Sergeev and Del Balso 2018, arXiv 1802.05799.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sparkdml.checkpoint.state import State
-from sparkdml.comm.base import NATIVE, Communicator, Work
+from sparkdml.comm.base import NATIVE, Work
 from sparkdml.comm.topologies.opening import TOPOLOGIES
 from sparkdml.compression.base import Compression, Reducer, Uncompressed
 from sparkdml.errors import ParameterError
-from sparkdml.runtime.worker.tracing import open_wire
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.read_ahead import ReadAhead
 from sparkdml.strategies.base import StepStrategy
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
-from sparkdml.training.training import Training
-
-if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
+from sparkdml.training.training import Training, TrainingPlan
 
 BACKENDS = ("auto", "horovod", "torch", "mpi")
 
@@ -75,8 +74,8 @@ class AllReduce(StepStrategy):
         self.topology = topology
         self.compression = compression
 
-    def check(self, job: TrainingJob) -> None:
-        if job.task.precision == "fp16" and self.compression and self.compression.has_residuals:
+    def check(self, plan: TrainingPlan) -> None:
+        if plan.task.precision == "fp16" and self.compression and self.compression.has_residuals:
             raise ParameterError(
                 "compression",
                 self.compression,
@@ -86,15 +85,14 @@ class AllReduce(StepStrategy):
             )
 
     def run(self, role: str, training: Training) -> None:
-        with self._open_wire(training) as self._wire:
+        with self.open_wire(training.ctx) as self._wire:
             super().run(role, training)
 
-    def _open_wire(self, training: Training) -> Communicator:
-        """What the gradients are reduced by: this strategy's own, beside the worker's `comm`."""
-        ctx, topology = training.ctx, self.topology
+    @property
+    def wire_topology(self) -> str:
         if self.compression is not None and not self.compression.any_topology:
-            topology = NATIVE  # its exchange goes over the backend's own messages
-        return open_wire(ctx.comm, ctx, topology)
+            return NATIVE  # its exchange goes over the backend's own messages
+        return self.topology
 
     def start(self, training: Training) -> None:
         comm, task = training.ctx.comm, training.task
@@ -126,11 +124,14 @@ class AllReduce(StepStrategy):
         self._missing = [bucket.num_parameters for bucket in self._buckets]
         return task.totals()
 
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        self._batches = ReadAhead(super().batches(training, epoch), training.reading)
+        return self._batches
+
     def overlap_work(self) -> None:
-        """Read the next batch: ranks are never quite alike, and who is first waits the less."""
-        training = self._training
-        if training.ctx.size > 1 and training.epoch is not None:
-            training.epoch.read_ahead()
+        """Read the next batch: ranks are never quite alike, and the first to be done would wait."""
+        if self._training.ctx.size > 1:
+            self._batches.advance()
 
     def _gradient_is_ready(self, index: int) -> None:
         """In backward: send every bucket that is full, in order, but for the last.

@@ -10,18 +10,16 @@ convex problems it is good, for deep networks a baseline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
 from sparkdml.errors import ParameterError
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import LearningRateSchedule
 from sparkdml.training.callbacks.base import overriding
-from sparkdml.training.contribution import EpochSums, contribute
-from sparkdml.training.training import Training
-
-if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
+from sparkdml.training.contribution import Contribution, EpochSums
+from sparkdml.training.training import Training, TrainingPlan
 
 
 class Averaging(Strategy):
@@ -37,8 +35,8 @@ class Averaging(Strategy):
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers, gang=False, at_once=False)]
 
-    def check(self, job: TrainingJob) -> None:
-        for callback in overriding(job.callbacks, "on_epoch_end"):
+    def check(self, plan: TrainingPlan) -> None:
+        for callback in overriding(plan.callbacks, "on_epoch_end"):
             monitors = getattr(callback, "monitor", None) is not None
             if not isinstance(callback, LearningRateSchedule) or monitors:
                 raise ParameterError(
@@ -47,16 +45,16 @@ class Averaging(Strategy):
                     "left out with Averaging, whose workers have no epoch in common",
                     "Use AllReduce() or LocalSGD(), or a callback without on_epoch_end.",
                 )
-        if job.task.metric_objects:
+        if plan.task.metric_objects:
             raise ParameterError(
                 "metrics",
-                ", ".join(job.task.metric_objects),
+                ", ".join(plan.task.metric_objects),
                 "plain functions with Averaging, whose workers never meet to merge such objects",
             )
 
     def run(self, role: str, training: Training) -> None:
         task, epochs = training.task, []
-        for epoch in training.epochs():
+        for epoch in training.epochs(self):
             for batch in epoch:
                 task.grad(batch)
                 training.clock.lap("compute")
@@ -70,3 +68,32 @@ class Averaging(Strategy):
 
     def __repr__(self) -> str:
         return "Averaging()"
+
+
+def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
+    task = training.task
+    rows = sum(epoch.totals.rows for epoch in epochs)  # not all workers may have made all epochs
+    state = {
+        name: _times(tensor.detach().cpu(), rows)
+        for name, tensor in training.result_state().items()
+    }
+    contribution = Contribution(
+        rows,
+        state,
+        epochs=tuple(epochs),
+        first_step_time=training.first_step_time,
+        stopped=training.stopped,
+        output_shape=task.forward.output_shape,
+    )
+    if training.ctx.size > 1:
+        # It leaves as the task's result, behind all that training tells of itself.
+        training.ctx.traffic.sent(contribution.num_bytes)
+        training.reports.report_rank()
+    return contribution
+
+
+def _times(tensor: Tensor, rows: float) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    # Infinities, as in masks, would become NaN times 0.
+    return tensor.double() * rows if rows else torch.zeros_like(tensor, dtype=torch.float64)

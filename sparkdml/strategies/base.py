@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdml.checkpoint.state import State
 from sparkdml.comm.backends import BACKENDS
+from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.runtime.protocol.service import DriverService
+from sparkdml.runtime.worker.context import Context
+from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.task import Task, Totals
-from sparkdml.training.training import Training
-
-if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
+from sparkdml.training.training import Training, TrainingPlan
 
 
 class Strategy(ABC):
@@ -41,7 +41,7 @@ class Strategy(ABC):
         tasks. Jobs that don't train start before the one that does, and are told when it is done.
         """
 
-    def check(self, job: TrainingJob) -> None:
+    def check(self, plan: TrainingPlan) -> None:
         """At the driver, before any job: a ParameterError for what it can't do, or would ignore."""
         return  # most take all that the estimator does
 
@@ -55,9 +55,19 @@ class Strategy(ABC):
 
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
         """The rows of an epoch that this rank computes: its own, unless they move."""
-        return training.ctx.feed(
-            training.rows_per_step, epoch.number, training.schedule.shuffle, epoch.start
-        )
+        return training.ctx.read(training.request(epoch))
+
+    @property
+    def wire_topology(self) -> str:
+        """By which topology `open_wire` exchanges sums; on a GPU it is always "native"."""
+        return "auto"
+
+    def open_wire(self, ctx: Context, comm: Communicator | None = None) -> Communicator:
+        """What sums gradients and models among the ranks of `comm`: by default, of all workers.
+
+        Every rank calls it, and closes what it returns; the worker's `comm` stays as it is.
+        """
+        return open_wire(ctx.comm if comm is None else comm, ctx, self.wire_topology)
 
     def state(self) -> State:
         """What a checkpoint must hold of the strategy itself, on this rank."""
@@ -87,7 +97,7 @@ class StepStrategy(Strategy):
     def run(self, role: str, training: Training) -> None:
         task, clock, spans = training.task, training.clock, training.spans
         self.start(training)
-        for epoch in training.epochs():
+        for epoch in training.epochs(self):
             for batch in epoch:
                 task.grad(batch)
                 clock.lap("compute")

@@ -9,15 +9,17 @@ hidden behind reading. The sum is that of AllReduce, but for the order of additi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.read_ahead import ReadAhead
 from sparkdml.runtime.protocol.roles import Role
-from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.allreduce import BACKENDS
 from sparkdml.strategies.base import StepStrategy
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.flat import Bucket
 from sparkdml.training.task import Task, Totals
 from sparkdml.training.totals import ROWS
@@ -59,16 +61,17 @@ class LayeredSGD(StepStrategy):
         return [Role("worker", num_workers), Role("communicator", num_groups, reads="none")]
 
     def run(self, role: str, training: Training) -> None:
-        self._training = training
+        self._batches: ReadAhead[Batch] | None = None  # of the epoch that is trained
         self._buckets: list[Bucket] = training.task.params.buckets(self.bucket_bytes)
         ctx = training.ctx
-        with self._join(role, ctx) as group, open_wire(group, ctx) as self._group:
+        with self._join(role, ctx) as group, self.open_wire(ctx, group) as self._group:
             if role == "communicator":
                 self._relay(training)
                 num_bytes, messages = ctx.traffic.take()
                 ctx.event("communicator", bytes=num_bytes, messages=messages)
             else:
                 super().run(role, training)
+                self._batches = None  # no step comes after this
                 training.task.params.zero()
                 training.task.params.stats[ROWS] = GOODBYE
                 self.agree(training.task)
@@ -86,11 +89,15 @@ class LayeredSGD(StepStrategy):
         for buffer in training.task.module.buffers():
             training.ctx.comm.broadcast_(buffer)
 
+    def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
+        self._batches = ReadAhead(super().batches(training, epoch), training.reading)
+        return self._batches
+
     def agree(self, task: Task) -> Totals:
         for bucket in self._buckets:
             self._group.reduce_(bucket.tensor, ROOT)
-        if self._training.epoch is not None:
-            self._training.epoch.read_ahead()  # the communicators are at work
+        if self._batches is not None:
+            self._batches.advance()  # the communicators are at work
         for bucket in self._buckets:
             self._group.broadcast_(bucket.tensor, ROOT)
         return task.totals()

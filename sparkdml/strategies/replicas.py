@@ -16,18 +16,17 @@ from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
 from sparkdml.training.callbacks import GradientMonitor
 from sparkdml.training.task import Task
-from sparkdml.training.training import Training
+from sparkdml.training.training import Training, TrainingPlan
 
 if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
     from sparkdml.strategies.base import Strategy
 
 CONSENSUS_DISTANCE = "consensus_distance"
 
 
-def refuse_gradient_monitor(strategy: Strategy, job: TrainingJob) -> None:
+def refuse_gradient_monitor(strategy: Strategy, plan: TrainingPlan) -> None:
     """At the driver: it shows the gradient that all have agreed on, and there is none."""
-    if any(isinstance(callback, GradientMonitor) for callback in job.callbacks):
+    if any(isinstance(callback, GradientMonitor) for callback in plan.callbacks):
         raise ParameterError(
             "callbacks",
             "GradientMonitor",

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from sparkdml.feed.batch import Batch
 from sparkdml.testing.faults import Injected
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.run import Run
 from sparkdml.training.step_function import StepContext
-from sparkdml.training.training import Training
 
 
 class TinyClassifier(nn.Module):
@@ -103,7 +103,7 @@ class WritesRows(Callback):
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def on_step_end(self, training: Training) -> None:
+    def on_step_end(self, training: Run) -> None:
         module = training.task.module
         assert isinstance(module, RecordsRows)
         ctx = training.ctx

@@ -41,8 +41,8 @@ from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, Saved
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.threads import RankAssignment, Rows
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import TaskPlan
-from sparkdml.training.training import Schedule
 
 MAX_GANGS = 2
 

@@ -22,8 +22,9 @@ from sparkdml.testing.faults import Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints
 from sparkdml.testing.threads import Rows, ThreadContext, train_rank
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import TaskPlan
-from sparkdml.training.training import Schedule, Training
+from sparkdml.training.training import Training
 
 
 class ServedContext(ThreadContext):

@@ -34,7 +34,7 @@ from sparkdml.testing.faults import FailsAt, Injected, StopAt
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.models import RefusesRows
 from sparkdml.testing.threads import train_alone, train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 BATCH = 8
 

@@ -17,6 +17,7 @@ from sparkdml.feed.batch import Batch
 from sparkdml.feed.leased import LeaseReader
 from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.runtime.protocol.roles import Role, job_roles, num_tasks, role_and_rank
@@ -24,8 +25,9 @@ from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
 from sparkdml.strategies.base import Strategy
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints, RankCheckpoints, Saved
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import Task, TaskPlan, build_module
-from sparkdml.training.training import Schedule, Training
+from sparkdml.training.training import Training
 
 Rows = dict[str, Tensor]
 
@@ -59,16 +61,14 @@ class ThreadContext:
         self.driver_service: DriverService | None = None
         self._leases: LeaseReader | None = None
 
-    def feed(
-        self, batch_size: int, epoch: int = 0, shuffle: bool = True, position: Ints | None = None
-    ) -> Iterator[Batch]:
+    def read(self, request: BatchRequest) -> Iterator[Batch]:
         """The rows in order: with `epoch` and `shuffle` a real feed would do more."""
-        return _cut(self._rows, batch_size, 0 if position is None else int(position.sum()))
+        return _cut(self._rows, request.batch_size, request.rows_before)
 
-    def position_after(self, num_rows: int, epoch: int, shuffle: bool, start: Ints) -> Ints:
+    def position_after(self, num_rows: int, request: BatchRequest) -> Ints:
         """As if all rows were in the one shard that has this rank's number."""
         position = nothing_read()
-        position[self.rank] = int(start.sum()) + num_rows
+        position[self.rank] = request.rows_before + num_rows
         return position
 
     def num_rows_in(self, epoch: int, batch_size: int) -> int:
@@ -91,9 +91,6 @@ class ThreadContext:
             ]
             self._leases = LeaseReader(self.ask, MemoryPool(parts, self.rank), self.rank)
         return self._leases
-
-    def leased_batches(self, *arguments: Any, **options: Any) -> Iterator[Batch]:
-        return self.leases.batches(*arguments, **options)
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
         """Of the desk that all ranks share, through JSON as over the wire."""
@@ -129,8 +126,8 @@ class MemoryPool:
         self._starts: dict[int, int] = {}
         self.counts = [len(next(iter(part.values()))) for part in parts]
 
-    def begin(self, epoch: int, shuffle: bool, position: Ints | None) -> tuple[int, dict[str, Any]]:
-        start = 0 if position is None else int(position.sum())
+    def begin(self, request: BatchRequest) -> tuple[int, dict[str, Any]]:
+        start = request.rows_before
         self._starts = {self._rank: start}
         return self.counts[self._rank] - start, {"start": start}
 
@@ -262,7 +259,8 @@ def train_rank(
         torch.manual_seed(seed)
         task = Task(plan, torch.device("cpu"))
     own = callbacks() if callable(callbacks) else callbacks
-    training = Training(context, task, schedule=schedule, callbacks=own, strategy=strategy)
+    context.strategy = strategy  # for tests that look into it
+    training = Training(context, task, schedule=schedule, callbacks=own)
     strategy.run(role, training)
     return training
 

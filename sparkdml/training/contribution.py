@@ -21,7 +21,6 @@ from sparkdml.training.totals import Totals
 if TYPE_CHECKING:
     from sparkdml.training.forward import OutputShape
     from sparkdml.training.plan import TaskPlan
-    from sparkdml.training.training import Training
 
 
 @dataclass(frozen=True)
@@ -81,35 +80,6 @@ class Contribution:
             name: tensor / self.rows if tensor.is_floating_point() else tensor
             for name, tensor in self.state.items()
         }
-
-
-def contribute(training: Training, epochs: list[EpochSums]) -> Contribution:
-    task = training.task
-    rows = sum(epoch.totals.rows for epoch in epochs)  # not all workers may have made all epochs
-    state = {
-        name: _times(tensor.detach().cpu(), rows)
-        for name, tensor in training.result_state().items()
-    }
-    contribution = Contribution(
-        rows,
-        state,
-        epochs=tuple(epochs),
-        first_step_time=training.first_step_time,
-        stopped=training.stopped,
-        output_shape=task.forward.output_shape,
-    )
-    if training.ctx.size > 1:
-        # It leaves as the task's result, behind all that training tells of itself.
-        training.ctx.traffic.sent(contribution.num_bytes)
-        training.reports.report_rank()
-    return contribution
-
-
-def _times(tensor: Tensor, rows: float) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor.clone()
-    # Infinities, as in masks, would become NaN times 0.
-    return tensor.double() * rows if rows else torch.zeros_like(tensor, dtype=torch.float64)
 
 
 def add_all(contributions: list[Contribution]) -> Contribution:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from sparkdml.runtime.worker.context import Context
-    from sparkdml.training.epoch import Epoch
+    from sparkdml.training.epoch_progress import EpochProgress
 
 
 Part = Literal["data", "compute", "communication", "checkpoint", "other"]
@@ -55,7 +55,7 @@ class Reports:
         if self._ctx.rank == 0:
             self._losses.append((step, loss))
 
-    def tick(self, epoch: Epoch, own_rows: int) -> None:
+    def tick(self, epoch: EpochProgress, own_rows: int) -> None:
         """A step is done, with so many rows of this rank."""
         self._steps += 1
         self._rows += own_rows
@@ -67,7 +67,7 @@ class Reports:
             self._reported_rank = now
             self.report_rank()
 
-    def report_steps(self, epoch: Epoch) -> None:
+    def report_steps(self, epoch: EpochProgress) -> None:
         if not self._losses:
             return
         stride = -(-len(self._losses) // MAX_LOSSES)
@@ -79,9 +79,14 @@ class Reports:
             step=losses[-1][0],
             losses=losses,
             rows=epoch.totals.rows,
-            of=epoch.rows_in_all,
+            of=self._num_rows(),
             loss=epoch.totals.mean_loss,
         )
+
+    def _num_rows(self) -> int | None:
+        """How many rows all ranks train on, where Spark has counted them."""
+        facts = self._ctx.facts
+        return None if facts is None else facts["num_rows"] - facts["num_validation_rows"]
 
     def report_rank(self) -> None:
         num_bytes, messages = self._ctx.traffic.take()

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import CheckpointError
-from sparkdml.feed.position import owned
 from sparkdml.feed.randomness import random_state, restore_random_state, seed_rank
-from sparkdml.training.epoch import Epoch
+from sparkdml.training.callbacks.base import Callback
+from sparkdml.training.epoch_progress import EpochProgress
+from sparkdml.training.run import Run
 
-if TYPE_CHECKING:
-    from sparkdml.training.training import Training
+
+class Stateful(Protocol):
+    """What a checkpoint holds beside the run's own state: that of the strategy."""
+
+    def state(self) -> State:
+        """On this rank, after a step."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; called once the ranks are alike, before the first step."""
+        ...
 
 
-def take_state(training: Training, epoch: Epoch) -> State:
+def take_state(
+    training: Run, epoch: EpochProgress, callbacks: Sequence[Callback], strategy: Stateful
+) -> State:
     """Everything that the next step depends on, but for the position in the data."""
-    assert training.strategy is not None
     task = training.task
     rank_rows = float(epoch.own_rows)
     return {
         **task.state(),
-        **{f"strategy.{name}": entry for name, entry in training.strategy.state().items()},
+        **{f"strategy.{name}": entry for name, entry in strategy.state().items()},
         "buffers": Entry(dict(task.module.named_buffers()), "mean", rank_rows),
         "random": Entry(random_state(training.ctx.device), "reset"),
         "own_rows": Entry(rank_rows, "mean"),
-        "callbacks": Entry([callback.state() for callback in training.callbacks]),
+        "callbacks": Entry([callback.state() for callback in callbacks]),
         "progress": Entry(
             {
                 "step": training.step,
@@ -42,9 +54,10 @@ def take_state(training: Training, epoch: Epoch) -> State:
     }
 
 
-def load_state(training: Training, state: dict[str, Any]) -> Epoch:
-    """Put it back; the epoch that it was taken in."""
-    assert training.strategy is not None
+def load_state(
+    training: Run, callbacks: Sequence[Callback], strategy: Stateful, state: Mapping[str, Any]
+) -> None:
+    """Put it back, but for the epoch that it was taken in."""
     ctx, task = training.ctx, training.task
     task.load(state, ctx.rank)
     if lost := task.forward.metric_objects.lost:
@@ -55,16 +68,16 @@ def load_state(training: Training, state: dict[str, Any]) -> Epoch:
     with torch.no_grad():
         for name, buffer in task.module.named_buffers():
             buffer.copy_(state["buffers"][name])
-    if len(training.callbacks) != len(state["callbacks"]):
+    if len(callbacks) != len(state["callbacks"]):
         raise CheckpointError(
             f"the checkpoint has the state of {len(state['callbacks'])} callbacks, and there "
-            f"are {len(training.callbacks)}: give the same ones, or use a new path"
+            f"are {len(callbacks)}: give the same ones, or use a new path"
         )
-    for callback, saved in zip(training.callbacks, state["callbacks"], strict=True):
+    for callback, saved in zip(callbacks, state["callbacks"], strict=True):
         callback.load(saved)
     # After the callbacks, whose state is rank 0's: a strategy may know this rank's own.
     prefix = "strategy."
-    training.strategy.load(
+    strategy.load(
         {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
     )
     progress = state["progress"]
@@ -76,8 +89,6 @@ def load_state(training: Training, state: dict[str, Any]) -> Epoch:
     else:
         seed_rank(ctx.seed, ctx.rank, training.step)
     task.forward.output_shape = progress["output_shape"]
-    position = owned(state["position"], ctx.rank, ctx.size)
-    return Epoch.load(training, progress["epoch"], position, state["own_rows"])
 
 
 def frozen(state: State) -> State:

@@ -14,12 +14,12 @@ from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.compression.top_k import TopK
 from sparkdml.errors import ParameterError
-from sparkdml.fitting.job import TrainingJob
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import digits_plan, make_reader
 from sparkdml.training.flat import FlatParams
 from sparkdml.training.plan import Schedule
 from sparkdml.training.totals import ROWS
+from sparkdml.training.training import TrainingPlan
 
 SCHEMES = [OneBit(), TopK(0.05), PowerSGD(1)]
 
@@ -87,7 +87,7 @@ def test_residuals_and_a_moving_loss_scale_are_refused():
     def check(compression, precision):
         task = digits_plan(precision=precision)
         strategy = AllReduce(compression=compression)
-        strategy.check(TrainingJob(task, Schedule(1, 8), strategy, ()))
+        strategy.check(TrainingPlan(task, Schedule(1, 8)))
 
     refused = partial(pytest.raises, ParameterError, match="precision='bf16'")
     for scheme in SCHEMES:

@@ -8,7 +8,7 @@ from sparkdml.compression.power_sgd import PowerSGD
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 @pytest.mark.parametrize("topology", ["ring", "halving-doubling"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdml.errors import DataError
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan, is_validation
+from sparkdml.feed.request import BatchRequest
 
 
 def chunks_of(num_rows, chunk_rows, seed=0):
@@ -42,7 +43,7 @@ def test_every_row_once_an_epoch(tmp_path_factory, num_rows, chunk_rows, batch_s
         tmp_path_factory.mktemp("spool"), num_rows, chunk_rows, max_window_rows=window_rows
     )
     for epoch in range(3):
-        batches = list(feed.batches(batch_size, epoch))
+        batches = list(feed.batches(BatchRequest(batch_size, epoch)))
         assert sorted(ids(batches)) == list(range(num_rows))
         assert all(batch.num_rows == batch_size for batch in batches[:-1])
     feed.close()
@@ -51,7 +52,7 @@ def test_every_row_once_an_epoch(tmp_path_factory, num_rows, chunk_rows, batch_s
 def test_columns_stay_together_and_keep_their_types(tmp_path):
     feed = make_feed(tmp_path)
     for epoch in (0, 1):
-        for batch in feed.batches(100, epoch):
+        for batch in feed.batches(BatchRequest(100, epoch)):
             assert batch["id"].dtype == torch.int64
             assert batch["x"].dtype == torch.float32
             assert torch.equal(batch["x"][:, 0], batch["id"].float())
@@ -60,36 +61,38 @@ def test_columns_stay_together_and_keep_their_types(tmp_path):
 
 def test_epochs_are_shuffled_anew_and_reproducibly(tmp_path):
     feed, again = make_feed(tmp_path), make_feed(tmp_path)
-    first = [ids(feed.batches(64, epoch)) for epoch in range(3)]
+    first = [ids(feed.batches(BatchRequest(64, epoch))) for epoch in range(3)]
     assert first[0] == list(range(1000))  # the order of the hashes
     assert first[1] != first[2]
     # Another worker process that begins with epoch 2, as after a failure, reads the same.
-    assert ids(again.batches(64, 2)) == first[2]
-    assert ids(again.batches(64, 0)) == first[0]
+    assert ids(again.batches(BatchRequest(64, 2))) == first[2]
+    assert ids(again.batches(BatchRequest(64, 0))) == first[0]
     for one in (feed, again):
         one.close()
 
 
 def test_without_shuffling_every_epoch_is_alike(tmp_path):
     feed = make_feed(tmp_path)
-    assert ids(feed.batches(64, 0)) == ids(feed.batches(64, 1, shuffle=False))
+    assert ids(feed.batches(BatchRequest(64, 0))) == ids(
+        feed.batches(BatchRequest(64, 1, shuffle=False))
+    )
     feed.close()
 
 
 def test_an_epoch_left_early_loses_nothing(tmp_path):
     feed = make_feed(tmp_path)
-    next(feed.batches(10, 0))
-    assert sorted(ids(feed.batches(64, 1))) == list(range(1000))
+    next(feed.batches(BatchRequest(10, 0)))
+    assert sorted(ids(feed.batches(BatchRequest(64, 1)))) == list(range(1000))
     assert feed.num_rows == 1000
     feed.close()
 
 
 def test_a_fraction_is_held_out(tmp_path):
     feed = make_feed(tmp_path, validation=0.2)
-    training, held_out = ids(feed.batches(64, 0)), ids(feed.validation_batches(64))
+    training, held_out = ids(feed.batches(BatchRequest(64, 0))), ids(feed.validation_batches(64))
     assert sorted(training + held_out) == list(range(1000))
     assert 150 < len(held_out) < 250
-    assert sorted(ids(feed.batches(64, 1))) == sorted(training)
+    assert sorted(ids(feed.batches(BatchRequest(64, 1)))) == sorted(training)
     feed.close()
 
 
@@ -99,7 +102,7 @@ def test_a_column_marks_what_is_held_out(tmp_path):
             yield Chunk(chunk.columns, chunk.hashes, chunk.columns["id"] % 4 == 0)
 
     feed = Feed(marked(), FeedPlan((), validation="is_test"), str(tmp_path))
-    assert all(i % 4 for i in ids(feed.batches(8)))
+    assert all(i % 4 for i in ids(feed.batches(BatchRequest(8))))
     assert ids(feed.validation_batches(8)) == list(range(0, 100, 4))
     feed.close()
 
@@ -124,7 +127,7 @@ def test_an_error_in_the_stream_is_raised_where_the_rows_are_read(tmp_path):
 
     feed = Feed(broken(), FeedPlan(()), str(tmp_path))
     with pytest.raises(DataError, match="id=7"):
-        list(feed.batches(10))
+        list(feed.batches(BatchRequest(10)))
     feed.close()
 
 
@@ -142,14 +145,14 @@ def test_rows_of_another_shape_are_refused(tmp_path):
 
 def test_batches_that_somebody_keeps_are_not_written_over(tmp_path):
     feed = make_feed(tmp_path)
-    kept = [batch["x"][3:] for batch in feed.batches(50, 1)]
-    again = [batch["x"][3:].clone() for batch in feed.batches(50, 1)]
+    kept = [batch["x"][3:] for batch in feed.batches(BatchRequest(50, 1))]
+    again = [batch["x"][3:].clone() for batch in feed.batches(BatchRequest(50, 1))]
     assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
     feed.close()
 
 
 def test_memory_of_batches_that_nobody_keeps_is_used_again(tmp_path):
     feed = make_feed(tmp_path)
-    places = [batch["x"].data_ptr() for batch in feed.batches(50, 1)]
+    places = [batch["x"].data_ptr() for batch in feed.batches(BatchRequest(50, 1))]
     assert len(set(places)) <= 4
     feed.close()

@@ -13,6 +13,7 @@ from sparkdml.feed import leased
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.lease_service import LeaseService
 from sparkdml.feed.leased import LeaseReader, SpoolSource
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import SharedRows
 from sparkdml.runtime.protocol.service import TaskIdentity
 
@@ -63,7 +64,7 @@ def read_together(workers, *args, positions=(None,) * 3, **kwargs):
     def read(worker):
         try:
             position = positions[worker.peer.rank]
-            batches = worker.reader.batches(*args, position=position, **kwargs)
+            batches = worker.reader.batches(BatchRequest(*args, position=position, **kwargs))
             found[worker.peer.rank] = [i for batch in batches for i in batch["id"].tolist()]
         except BaseException as error:
             errors.append(error)
@@ -105,7 +106,9 @@ def test_rounds_and_positions(workers):
     assert 40 <= sum(used) < 60
     assert Counter(rows_in(first)).total() == sum(used)
     # The same rows once more, from where these are: as after a restart.
-    positions = [w.feed.position_after(n, 1) for w, n in zip(ours, used, strict=True)]
+    positions = [
+        w.feed.position_after(n, BatchRequest(1, 1)) for w, n in zip(ours, used, strict=True)
+    ]
     again = workers(LeaseService(2), counts)[2:]
     rest = read_together(again, 8, 1, positions=positions)
     assert Counter([*rows_in(first), *rows_in(rest)]) == all_ids(counts)
@@ -114,9 +117,9 @@ def test_rounds_and_positions(workers):
 def test_one_that_stands_still_takes_one_lease(workers):
     counts = [400, 400, 400]
     ours = workers(LeaseService(3, max_batches=2), counts)
-    slow = ours[2].reader.batches(10, 0)
+    slow = ours[2].reader.batches(BatchRequest(10, 0))
     for worker in ours:  # all have begun: else the quick ones would wait for rows to come
-        worker.reader.begin(0)
+        worker.reader.begin(BatchRequest(10, 0))
     held = next(slow)
     found = read_together(ours[:2], 10, 0)
     rest = [i for batch in [held, *slow] for i in batch["id"].tolist()]
@@ -128,7 +131,7 @@ def test_what_a_lost_worker_has_not_confirmed_is_read_by_others(workers):
     counts = [100, 100]
     driver_service = LeaseService(2, lease_seconds=1000.0)
     ours = workers(driver_service, counts)
-    doomed = ours[1].reader.batches(10, 0)
+    doomed = ours[1].reader.batches(BatchRequest(10, 0))
     first, second = next(doomed), next(doomed)  # coming for the second confirms the first
     first_ids, second_ids = first["id"].tolist(), second["id"].tolist()
     driver_service.on_leave(ours[1].peer, "lost")
@@ -147,8 +150,8 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
     driver_service = LeaseService(2, lease_seconds=1000.0)
     ours = workers(driver_service, counts, maps=False)
     reader, owner = ours
-    owner.reader.begin(0)
-    batches = reader.reader.batches(10, 0)
+    owner.reader.begin(BatchRequest(10, 0))
+    batches = reader.reader.batches(BatchRequest(10, 0))
     taken = next(batches)["id"].tolist()
     owner.shared._server.close()  # it dies, and comes back at another port
     owner.shared._server = None
@@ -166,7 +169,7 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
         assert asked.wait(30)
         owner.shared.serve("127.0.0.1")
         owner.reader._begun = None
-        owner.reader.begin(0)
+        owner.reader.begin(BatchRequest(10, 0))
 
     helper = threading.Thread(target=come_back)
     helper.start()
@@ -177,7 +180,7 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
 
 def test_short_batches_are_dropped_if_asked_for(workers):
     ours = workers(LeaseService(1), [25], drop_last=True)
-    sizes = [batch.num_rows for batch in ours[0].reader.batches(10, 0)]
+    sizes = [batch.num_rows for batch in ours[0].reader.batches(BatchRequest(10, 0))]
     assert sizes == [10, 10]
     assert ours[0].reader.used_rows(0) == 25
 
@@ -186,7 +189,7 @@ def test_a_driver_that_does_not_answer_is_an_error(workers):
     ours = workers(LeaseService(1), [25])
     reader = LeaseReader(lambda about, **fields: None, ours[0].reader._source, 0)
     with pytest.raises(CommunicationError, match="does not answer"):
-        next(reader.batches(10, 0))
+        next(reader.batches(BatchRequest(10, 0)))
 
 
 def test_a_worker_that_comes_back_late_finds_old_epochs_over(workers):
@@ -196,4 +199,4 @@ def test_a_worker_that_comes_back_late_finds_old_epochs_over(workers):
     for epoch in range(3):
         read_together(ours, 8, epoch)
     again = LeaseReader(ours[1].ask, ours[1].reader._source, 1)
-    assert [list(again.batches(8, epoch)) for epoch in range(3)] == [[], [], []]
+    assert [list(again.batches(BatchRequest(8, epoch))) for epoch in range(3)] == [[], [], []]

@@ -11,6 +11,7 @@ import pytest
 import sparkdml as dml
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import RaggedArray
+from sparkdml.feed.request import BatchRequest
 
 MB = 1 << 20
 
@@ -60,7 +61,9 @@ def test_a_partition_ten_times_the_memory_allowed_for_it(tmp_path):
     with PeakMemory() as memory:
         feed = Feed(chunks(), plan, str(tmp_path))
         for epoch in range(2):
-            seen = np.concatenate([batch["id"].numpy() for batch in feed.batches(256, epoch)])
+            seen = np.concatenate(
+                [batch["id"].numpy() for batch in feed.batches(BatchRequest(256, epoch))]
+            )
             assert np.array_equal(np.sort(seen), np.arange(num_rows))
         feed.close()
     assert memory.growth < 3 * allowed, f"{memory.growth / MB:.0f} MB"
@@ -85,7 +88,7 @@ def test_ragged_rows_of_ten_times_the_memory_allowed_for_them(tmp_path):
         feed = Feed(chunks(), plan, str(tmp_path))
         for epoch in range(2):
             seen = 0
-            for batch in feed.batches(256, epoch):
+            for batch in feed.batches(BatchRequest(256, epoch)):
                 seen += batch.num_rows
                 ids = batch["id"].numpy()
                 assert np.array_equal(batch["length"].numpy(), lengths[ids])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.order import owner_of, shard_of
 from sparkdml.feed.position import nothing_read, occurrences, owned
+from sparkdml.feed.request import BatchRequest
 
 NUM_ROWS = 400
 
@@ -51,14 +52,14 @@ def test_what_is_left_comes_in_the_same_order(
     """Left twice, and each time resumed by a process that has only the position."""
     folder = tmp_path_factory.mktemp("spool")
     whole = open_feed(folder)
-    expected = list(whole.batches(batch_size, epoch, shuffle))
+    expected = list(whole.batches(BatchRequest(batch_size, epoch, shuffle)))
     position, seen = None, []
     for stop in (first_stop, second_stop, None):
         feed = open_feed(folder)
-        batches = feed.batches(batch_size, epoch, shuffle, position)
+        batches = feed.batches(BatchRequest(batch_size, epoch, shuffle, position))
         part = list(islice(batches, stop))
         seen += part
-        position = feed.position_after(len(ids(part)), epoch, shuffle, position)
+        position = feed.position_after(len(ids(part)), BatchRequest(1, epoch, shuffle, position))
         feed.close()
     assert [b["id"].tolist() for b in seen] == [b["id"].tolist() for b in expected]
     assert position.sum() == NUM_ROWS
@@ -79,11 +80,11 @@ def test_each_row_once_whatever_the_number_of_workers(tmp_path_factory, counts, 
         for rank in range(num_workers):
             feed = open_feed(folder, rank, num_workers)
             mine = owned(position, rank, num_workers)
-            batches = feed.batches(7, epoch, True, mine)
+            batches = feed.batches(BatchRequest(7, epoch, True, mine))
             last = turn == len(counts) - 1
             part = ids(islice(batches, None if last else steps))
             seen += part
-            reached += feed.position_after(len(part), epoch, True, mine)
+            reached += feed.position_after(len(part), BatchRequest(1, epoch, True, mine))
             feed.close()
         position = reached
     assert sorted(seen) == list(range(NUM_ROWS))
@@ -91,10 +92,12 @@ def test_each_row_once_whatever_the_number_of_workers(tmp_path_factory, counts, 
 
 def test_the_position_is_known_while_the_stream_still_runs(tmp_path):
     feed = open_feed(tmp_path)
-    batches = feed.batches(10, 0)
+    batches = feed.batches(BatchRequest(10, 0))
     got = ids([next(batches), next(batches)])
     resumed = open_feed(tmp_path)
-    rest = ids(resumed.batches(10, 0, position=feed.position_after(20, 0)))
+    rest = ids(
+        resumed.batches(BatchRequest(10, 0, position=feed.position_after(20, BatchRequest(1, 0))))
+    )
     assert sorted(got + rest) == list(range(NUM_ROWS))
     feed.close()
     resumed.close()
@@ -112,11 +115,15 @@ def test_occurrences(values):
 def test_a_kept_spool_serves_the_next_process(tmp_path, epoch):
     told = []
     feed = open_feed(tmp_path, on_sealed=told.append)
-    expected = ids(feed.batches(10, 0)) if epoch == 0 else ids(feed.batches(10, epoch))
+    expected = (
+        ids(feed.batches(BatchRequest(10, 0)))
+        if epoch == 0
+        else ids(feed.batches(BatchRequest(10, epoch)))
+    )
     assert len(told) == 1
     feed.close(keep=True)
     again = Feed.reopen(told[0], feed.plan)
-    assert ids(again.batches(10, epoch)) == expected
+    assert ids(again.batches(BatchRequest(10, epoch))) == expected
     again.close()
     assert not any(tmp_path.iterdir()), "the last user removes it"
 

@@ -17,6 +17,7 @@ from sparkdml.feed.columns.vector import VectorColumn
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.preprocess import prepare
 from sparkdml.feed.ragged import Ragged
+from sparkdml.feed.request import BatchRequest
 
 INPUTS = (ScalarColumn("id", "int64"), OpaqueColumn("text"))
 TEXTS = ["a", "bcd", "", "ef"]
@@ -201,7 +202,7 @@ def test_it_runs_once_a_row_however_many_epochs(tmp_path):
     plan = plan_of(preprocess)
     feed = Feed(read_arrow(iter(batches), plan), plan, str(tmp_path))
     for epoch in range(3):
-        for batch in feed.batches(7, epoch):
+        for batch in feed.batches(BatchRequest(7, epoch)):
             assert batch["x"].tolist() == batch["id"].tolist()
     assert seen == list(range(40))
     feed.close()
@@ -226,7 +227,7 @@ def test_augment_is_another_each_epoch_and_the_same_each_run(tmp_path):
     for rank in (0, 0, 1):
         feed = open_feed(tmp_path, rank=rank)
         torch.rand(rank + 3)  # the state of the training doesn't matter
-        runs.append([[b["x"].clone() for b in feed.batches(16, e)] for e in range(3)])
+        runs.append([[b["x"].clone() for b in feed.batches(BatchRequest(16, e))] for e in range(3)])
         feed.close()
     same = [
         torch.equal(a, b) for x, y in zip(*runs[:2], strict=True) for a, b in zip(x, y, strict=True)
@@ -240,8 +241,12 @@ def test_augment_is_another_each_epoch_and_the_same_each_run(tmp_path):
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_resumed_epoch_is_augmented_as_it_would_have_been(tmp_path, epoch):
     feed, resumed = open_feed(tmp_path), open_feed(tmp_path)
-    batches = list(feed.batches(16, epoch))
-    rest = list(resumed.batches(16, epoch, position=feed.position_after(48, epoch)))
+    batches = list(feed.batches(BatchRequest(16, epoch)))
+    rest = list(
+        resumed.batches(
+            BatchRequest(16, epoch, position=feed.position_after(48, BatchRequest(1, epoch)))
+        )
+    )
     assert [b["x"].tolist() for b in rest] == [b["x"].tolist() for b in batches[3:]]
     feed.close()
     resumed.close()
@@ -252,7 +257,7 @@ def test_augment_leaves_the_random_state_alone(tmp_path):
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    next(feed.batches(16))
+    next(feed.batches(BatchRequest(16)))
     assert torch.equal(torch.rand(3), expected)
     feed.close()
 
@@ -260,7 +265,7 @@ def test_augment_leaves_the_random_state_alone(tmp_path):
 def test_validation_is_not_augmented(tmp_path):
     feed = open_feed(tmp_path, validation=0.3)
     assert all(not batch["x"].any() for batch in feed.validation_batches(8))
-    assert all(batch["x"].all() for batch in feed.batches(8, 1))
+    assert all(batch["x"].all() for batch in feed.batches(BatchRequest(8, 1)))
     feed.close()
 
 
@@ -275,7 +280,7 @@ def test_validation_is_not_augmented(tmp_path):
 def test_words_for_an_augment_that_is_wrong(tmp_path, augment, words):
     feed = open_feed(tmp_path, augment)
     with pytest.raises(DataError, match=words):
-        next(feed.batches(16))
+        next(feed.batches(BatchRequest(16)))
     feed.close()
 
 
@@ -286,7 +291,7 @@ def test_words_for_an_augment_that_is_wrong(tmp_path, augment, words):
 def test_the_last_batch_is_dropped_only_where_it_is_short(tmp_path, epoch):
     for batch_size, expected in ((16, 96), (20, 100), (101, 0)):
         feed = open_feed(tmp_path, None, drop_last=True, validation=None)
-        batches = list(feed.batches(batch_size, epoch))
+        batches = list(feed.batches(BatchRequest(batch_size, epoch)))
         assert sum(batch.num_rows for batch in batches) == expected
         assert all(batch.num_rows == batch_size for batch in batches)
         feed.close()

@@ -11,6 +11,7 @@ import sparkdml as dml
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import Ragged, RaggedArray
+from sparkdml.feed.request import BatchRequest
 
 row_lengths = st.lists(st.integers(0, 6), max_size=30)
 
@@ -68,7 +69,10 @@ def test_every_row_keeps_its_elements(tmp_path_factory, rows, chunk_rows, batch_
     feed = Feed(chunks_of(rows, chunk_rows), plan, str(tmp_path_factory.mktemp("spool")))
     for epoch in range(3):
         seen = []
-        batches = [*feed.batches(batch_size, epoch), *feed.validation_batches(batch_size)]
+        batches = [
+            *feed.batches(BatchRequest(batch_size, epoch)),
+            *feed.validation_batches(batch_size),
+        ]
         for batch in batches:
             seen += batch["id"].tolist()
             assert batch["lengths"].tolist() == [rows[i] for i in batch["id"].tolist()]
@@ -83,10 +87,10 @@ def test_a_kept_spool_has_its_ragged_columns(tmp_path, epoch):
     told, rows = [], [3, 0, 2, 5, 1] * 20
     plan = FeedPlan((), 3, collate=kept_ragged)
     feed = Feed(chunks_of(rows, 30), plan, str(tmp_path), on_sealed=told.append)
-    expected = [batch["padded"].clone() for batch in feed.batches(16, epoch)]
+    expected = [batch["padded"].clone() for batch in feed.batches(BatchRequest(16, epoch))]
     feed.close(keep=True)
     again = Feed.reopen(told[0], plan)
-    found = [batch["padded"].clone() for batch in again.batches(16, epoch)]
+    found = [batch["padded"].clone() for batch in again.batches(BatchRequest(16, epoch))]
     assert len(found) == len(expected)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     again.close()
@@ -102,7 +106,7 @@ def test_chunks_without_any_element_know_no_shape(tmp_path):
 
     feed = Feed(chunks(), FeedPlan((), collate=dml.pad()), str(tmp_path))
     for epoch in (0, 1):
-        (batch,) = feed.batches(8, epoch)
+        (batch,) = feed.batches(BatchRequest(8, epoch))
         assert batch["x"].shape == (5, 3, 2)
         assert sorted(batch["x_length"].tolist()) == [0, 0, 0, 1, 3]
     feed.close()
@@ -174,5 +178,5 @@ def test_pad_refuses_what_it_cannot_use(arguments):
 def test_words_for_a_collate_that_is_wrong(tmp_path, collate, words):
     feed = Feed(chunks_of([1, 2, 0, 3, 1], 5), FeedPlan((), collate=collate), str(tmp_path))
     with pytest.raises(DataError, match=words):
-        next(feed.batches(5))
+        next(feed.batches(BatchRequest(5)))
     feed.close()

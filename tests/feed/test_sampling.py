@@ -11,6 +11,7 @@ from sparkdml.errors import DataError
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.order import NUM_SHARDS, owner_of, shard_of
 from sparkdml.feed.position import nothing_read, owned
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.sampling import Draws, rate_of, weight_sums
 
 NUM_ROWS = 300
@@ -70,7 +71,9 @@ def test_a_row_is_drawn_its_rate_rounded_up_or_down(
 ):
     weights = np.array(weights)
     feeds = open_feeds(tmp_path_factory.mktemp("spool"), num_workers, weights)
-    seen = [row for feed in feeds for row in ids(feed.batches(batch_size, epoch, shuffle))]
+    seen = [
+        row for feed in feeds for row in ids(feed.batches(BatchRequest(batch_size, epoch, shuffle)))
+    ]
     counts = np.bincount(seen, minlength=len(weights))
     rates = weights * len(weights) / weights.sum()
     assert (counts >= np.floor(rates - 1e-9)).all()
@@ -99,7 +102,12 @@ def test_the_same_draws_whoever_reads(tmp_path):
     drawn = []
     for num_workers in (1, 2, 3):
         feeds = open_feeds(tmp_path, num_workers)
-        drawn.append([sorted(r for f in feeds for r in ids(f.batches(16, e))) for e in range(3)])
+        drawn.append(
+            [
+                sorted(r for f in feeds for r in ids(f.batches(BatchRequest(16, e))))
+                for e in range(3)
+            ]
+        )
         close(feeds)
     assert drawn[0] == drawn[1] == drawn[2]
     assert drawn[0][0] != drawn[0][1]
@@ -130,16 +138,22 @@ def test_what_is_left_comes_in_the_same_order(
 ):
     folder = tmp_path_factory.mktemp("spool")
     (whole,) = open_feeds(folder)
-    expected = [batch["id"].tolist() for batch in whole.batches(batch_size, epoch, shuffle)]
+    expected = [
+        batch["id"].tolist() for batch in whole.batches(BatchRequest(batch_size, epoch, shuffle))
+    ]
     position, seen = None, []
     for stop in (first_stop, second_stop, None):
         (feed,) = open_feeds(folder)
         part = [
             batch["id"].tolist()
-            for batch in islice(feed.batches(batch_size, epoch, shuffle, position), stop)
+            for batch in islice(
+                feed.batches(BatchRequest(batch_size, epoch, shuffle, position)), stop
+            )
         ]
         seen += part
-        position = feed.position_after(sum(map(len, part)), epoch, shuffle, position)
+        position = feed.position_after(
+            sum(map(len, part)), BatchRequest(1, epoch, shuffle, position)
+        )
         feed.close()
     assert seen == expected
     assert position.sum() == sum(map(len, expected))
@@ -155,7 +169,7 @@ def test_what_is_left_comes_in_the_same_order(
 def test_each_draw_once_whatever_the_number_of_workers(tmp_path_factory, counts, epoch, steps):
     folder = tmp_path_factory.mktemp("spool")
     (whole,) = open_feeds(folder)
-    expected = sorted(ids(whole.batches(50, epoch)))
+    expected = sorted(ids(whole.batches(BatchRequest(50, epoch))))
     whole.close()
     position, seen = nothing_read(), []
     for turn, num_workers in enumerate(counts):
@@ -164,9 +178,11 @@ def test_each_draw_once_whatever_the_number_of_workers(tmp_path_factory, counts,
         for rank, feed in enumerate(feeds):
             mine = owned(position, rank, num_workers)
             last = turn == len(counts) - 1
-            part = ids(islice(feed.batches(7, epoch, True, mine), None if last else steps))
+            part = ids(
+                islice(feed.batches(BatchRequest(7, epoch, True, mine)), None if last else steps)
+            )
             seen += part
-            reached += feed.position_after(len(part), epoch, True, mine)
+            reached += feed.position_after(len(part), BatchRequest(1, epoch, True, mine))
         close(feeds)
         position = reached
     assert sorted(seen) == expected
@@ -176,7 +192,7 @@ def test_held_out_rows_come_once_and_are_never_drawn(tmp_path):
     (feed,) = open_feeds(tmp_path, validation=0.25)
     held_out = ids(feed.validation_batches(32))
     assert len(held_out) == len(set(held_out)) > 40
-    assert not set(held_out) & set(ids(feed.batches(32, 1)))
+    assert not set(held_out) & set(ids(feed.batches(BatchRequest(32, 1))))
     feed.close()
 
 
@@ -184,10 +200,10 @@ def test_a_kept_spool_is_drawn_from_as_before(tmp_path):
     told = []
     plan = FeedPlan((), 3, sampling="w")
     feed = Feed(worker_chunks(0, 1, weights_of()), plan, str(tmp_path), on_sealed=told.append)
-    expected = [ids(feed.batches(16, epoch)) for epoch in range(2)]
+    expected = [ids(feed.batches(BatchRequest(16, epoch))) for epoch in range(2)]
     feed.close(keep=True)
     again = Feed.reopen(told[0], plan)
-    assert [ids(again.batches(16, epoch)) for epoch in range(2)] == expected
+    assert [ids(again.batches(BatchRequest(16, epoch))) for epoch in range(2)] == expected
     again.close()
 
 

@@ -12,6 +12,7 @@ from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import RaggedArray
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import SharedRows
 from sparkdml.feed.shared_spool import RemoteRows, RowServer, open_here
 from sparkdml.network.timeouts import Timeouts
@@ -55,8 +56,10 @@ def test_places_are_those_of_the_owner(tmp_path_factory, num_rows, window_rows, 
     shared = SharedRows(feed, rank=0, key="k")
     position = None
     if done:
-        position = feed.position_after(min(done, num_rows), epoch)
-    expected = [i for b in feed.batches(7, epoch, position=position) for i in b["id"].tolist()]
+        position = feed.position_after(min(done, num_rows), BatchRequest(1, epoch))
+    expected = [
+        i for b in feed.batches(BatchRequest(7, epoch, position=position)) for i in b["id"].tolist()
+    ]
     order = shared.order(0, epoch, True, position)
     assert order.num_rows == len(expected)
     borders = [0, *sorted(min(c, len(expected)) for c in cuts), len(expected)]

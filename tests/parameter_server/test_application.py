@@ -19,7 +19,7 @@ from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.server_cluster import ThreadedGroup
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 def open_store(group, **settings):

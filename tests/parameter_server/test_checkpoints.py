@@ -15,7 +15,7 @@ from sparkdml.testing.faults import FailsAt, Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.served_threads import train_served
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 PARTS = cut(digits(136), [64, 48, 24])  # 8, 6 and 3 steps
 

@@ -11,7 +11,7 @@ from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.flat import in_order
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 def parameters_of(module):

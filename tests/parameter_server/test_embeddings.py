@@ -17,7 +17,7 @@ from sparkdml.testing.digits import cut, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.flat import FlatParams
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 NUM_WORDS, WIDTH = 3000, 4
 

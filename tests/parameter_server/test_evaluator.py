@@ -8,7 +8,6 @@ from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.fitting.job import TrainingJob
 from sparkdml.parameter_server.consistency import BSP, SSP, TAP
 from sparkdml.parameter_server.downpour import Downpour
 from sparkdml.parameter_server.strategy import ParameterServer
@@ -17,7 +16,8 @@ from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import join, train_served
 from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
+from sparkdml.training.training import TrainingPlan
 
 HELD_OUT = cut(digits(40), [10, 30])
 
@@ -193,5 +193,5 @@ def test_what_it_can_not_measure_is_refused_before_any_job():
     strategy = ParameterServer(evaluator=True)
     assert [role.name for role in strategy.roles(2)] == ["worker", "server", "evaluator"]
     with pytest.raises(ParameterError, match="validation must be given with evaluator=True"):
-        strategy.check(TrainingJob(digits_plan(lr=0.1), Schedule(1, 8), strategy))
-    strategy.check(TrainingJob(digits_plan(lr=0.1), Schedule(1, 8, validates=True), strategy))
+        strategy.check(TrainingPlan(digits_plan(lr=0.1), Schedule(1, 8)))
+    strategy.check(TrainingPlan(digits_plan(lr=0.1), Schedule(1, 8, validates=True)))

@@ -15,7 +15,7 @@ from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 SLOW = 2  # the rank
 SECONDS = {"slow": 1.0, "well": 0.01}

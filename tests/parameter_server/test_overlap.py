@@ -15,7 +15,7 @@ from sparkdml.parameter_server.worker import make_own_step
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 @pytest.fixture(params=[False, True], ids=["as it comes", "every pull is late"])

@@ -26,7 +26,7 @@ from sparkdml.testing.faults import Injected
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 FIRST, REST = "first part of values", "other parts of values"
 PIECES = (FIRST, REST, SUMS, PROGRESS)

@@ -9,7 +9,7 @@ from sparkdml.parameter_server.stats import NodeStats
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 class Kept(ParameterServer):

@@ -8,7 +8,6 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 
 from sparkdml.errors import ParameterError
-from sparkdml.fitting.job import TrainingJob
 from sparkdml.parameter_server.arguments import updater_of
 from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP
 from sparkdml.parameter_server.hybrid import Hybrid
@@ -21,7 +20,8 @@ from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback, LearningRateSchedule
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
+from sparkdml.training.training import TrainingPlan
 
 
 class Path(Callback):
@@ -205,7 +205,7 @@ def test_warm_up_and_a_scheduler_are_those_of_allreduce(make, groups):
         return [LearningRateSchedule(partial(StepLR, step_size=1, gamma=0.5), warmup_steps=3)]
 
     parts, plan = cut(digits(96), [24] * 2 * groups), digits_plan(lr=0.2)
-    make().check(TrainingJob(plan, Schedule(2, 8), make(), tuple(schedules())))
+    make().check(TrainingPlan(plan, Schedule(2, 8), tuple(schedules())))
     ours, theirs = (
         train(strategy, plan, Schedule(2, 8), parts, callbacks=schedules)
         for train, strategy in ((train_served, make), (train_on_threads, AllReduce))

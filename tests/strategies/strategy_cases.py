@@ -42,7 +42,7 @@ from sparkdml.testing.strategy_contract import (
     slowly,
     told,
 )
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 # Those whose workers speak by a communicator alone, so that any backend carries them.
 GANGS = {

@@ -10,7 +10,7 @@ from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.strategy_contract import assert_alike
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 class Measured(AdaptiveBalance):

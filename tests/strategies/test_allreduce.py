@@ -17,8 +17,8 @@ from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import combined_batches, cut
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback, EarlyStopping
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import TaskPlan
-from sparkdml.training.training import Schedule
 
 
 def make_plan(**changes):

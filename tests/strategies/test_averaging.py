@@ -26,8 +26,8 @@ from sparkdml.testing.faults import FaultAt, StopAt
 from sparkdml.testing.models import accuracy
 from sparkdml.testing.threads import ThreadContext, train_alone, train_rank
 from sparkdml.training.contribution import Contribution, EpochSums, add_all, history_of
+from sparkdml.training.plan import Schedule
 from sparkdml.training.totals import Totals
-from sparkdml.training.training import Schedule
 
 # -- sums ---------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.processes import ProcessTrainer
 from sparkdml.testing.strategy_contract import BATCH, Case, StrategyContract, assert_alike, slowly
 from sparkdml.testing.threads import Rows, train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from strategy_cases import GANGS, SECOND_ORDER, SecondOrderContract

@@ -6,12 +6,13 @@ from collections import Counter
 import pytest
 
 from sparkdml.errors import CommunicationError
+from sparkdml.feed.read_ahead import ReadAhead
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.strategy_contract import assert_alike
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 SIZES = [40, 17, 0, 33]
 
@@ -52,8 +53,12 @@ class HeldUp(LayeredSGD):
         self._reads = reads
 
     def batches(self, training, epoch):
-        for batch in super().batches(training, epoch):
-            self._reads.add(training.ctx.rank)
+        self._batches = ReadAhead(self._noted(super().batches(training, epoch), training.ctx.rank))
+        return self._batches
+
+    def _noted(self, batches, rank):
+        for batch in batches:
+            self._reads.add(rank)
             yield batch
 
     def _relay(self, training):

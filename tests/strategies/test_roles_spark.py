@@ -66,19 +66,25 @@ def assert_alike(model, expected):
         assert one == pytest.approx(other, rel=1e-3)
 
 
-class GroupsShareMemory(dml.Callback):
+class SharesMemory:
     """In every worker: on one host no gradient goes through a socket."""
 
-    def __init__(self, group_of):
-        self._group_of = group_of
+    def open_wire(self, ctx, comm=None):
+        wire = super().open_wire(ctx, comm)
+        assert wire.topology == "shared-memory"
+        return wire
 
-    def on_run_start(self, training):
-        assert self._group_of(training.strategy).topology == "shared-memory"
+
+class LayersInMemory(SharesMemory, LayeredSGD):
+    pass
+
+
+class GroupsInMemory(SharesMemory, Hybrid):
+    pass
 
 
 def test_layers_equal_allreduce(rows, expected):
-    shares = GroupsShareMemory(lambda strategy: strategy._group)
-    assert_alike(fit(rows, LayeredSGD(2, "torch"), callbacks=[shares]), expected)
+    assert_alike(fit(rows, LayersInMemory(2, "torch")), expected)
 
 
 def test_servers_equal_allreduce(rows, expected):
@@ -86,9 +92,7 @@ def test_servers_equal_allreduce(rows, expected):
 
 
 def test_groups_before_servers_equal_allreduce(rows, expected):
-    shares = GroupsShareMemory(lambda strategy: strategy._hybrid.group)
-    hybrid = Hybrid(2, consistency=BSP(), backend="torch")
-    assert_alike(fit(rows, hybrid, callbacks=[shares]), expected)
+    assert_alike(fit(rows, GroupsInMemory(2, consistency=BSP(), backend="torch")), expected)
 
 
 def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):

@@ -21,7 +21,9 @@ from sparkdml.training.callbacks import (
     LearningRateSchedule,
 )
 from sparkdml.training.modules import build_module
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import Task
+from sparkdml.training.training import TrainingPlan
 
 sys.path.insert(0, str(Path(__file__).parent))
 from objectives import gan_plan, make_plan, make_points
@@ -30,7 +32,8 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def check(plan, callbacks=(), validates=False):
-    check_run(plan, build_module(plan.model), callbacks, AllReduce(), validates)
+    schedule = Schedule(1, 8, validates=validates)
+    check_run(TrainingPlan(plan, schedule, callbacks), build_module(plan.model), AllReduce())
 
 
 def supervised(**changes):

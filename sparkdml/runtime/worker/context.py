@@ -25,6 +25,7 @@ from sparkdml.feed.dataset import Dataset
 from sparkdml.feed.feed import Chunk, Feed
 from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
+from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import Pool, SharedRows, exchange_positions, share_among
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.runtime.protocol.messages import (
@@ -164,9 +165,13 @@ class Context:
         position: Ints | None = None,
     ) -> Iterator[Batch]:
         """One epoch of this worker's own rows; workers may differ in how many batches they get."""
-        batches = self.data.batches(batch_size, epoch, shuffle, position)
-        if self.data.plan.drop_last and epoch == 0 and position is None:
-            return check_any_full(batches, batch_size, self)
+        return self.read(BatchRequest(batch_size, epoch, shuffle, position))
+
+    def read(self, request: BatchRequest) -> Iterator[Batch]:
+        """As `feed`, with everything that is asked for in one value."""
+        batches = self.data.batches(request)
+        if self.data.plan.drop_last and request.epoch == 0 and request.position is None:
+            return check_any_full(batches, request.batch_size, self)
         return batches
 
     def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Pool:
@@ -191,7 +196,7 @@ class Context:
         each epoch. All rows are read from Spark first. With `like_epoch` they come in the order and
         with the random numbers of that epoch, under whatever number they are leased.
         """
-        return self.leases.batches(
+        request = BatchRequest(
             batch_size,
             epoch,
             shuffle=shuffle,
@@ -199,6 +204,7 @@ class Context:
             until=until,
             like_epoch=like_epoch,
         )
+        return self.leases.batches(request)
 
     @property
     def leases(self) -> LeaseReader:

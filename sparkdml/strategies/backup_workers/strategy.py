@@ -54,7 +54,7 @@ class BackupWorkers(Strategy):
         make_alike(training.task, training.ctx.comm)
         self._step = 0  # of this submission
         with self._open(training) as root:
-            for epoch in training.epochs():
+            for epoch in training.epochs(self):
                 for batch in epoch:
                     training.task.grad(batch)
                     training.clock.lap("compute")

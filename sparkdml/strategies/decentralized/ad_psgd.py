@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +32,7 @@ from sparkdml.strategies.replicas import (
 )
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.totals import VOTES, Totals
-from sparkdml.training.training import Training
-
-if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
+from sparkdml.training.training import Training, TrainingPlan
 
 
 class ADPSGD(Strategy):
@@ -68,8 +66,8 @@ class ADPSGD(Strategy):
     def driver_service(self, num_workers: int) -> LeaseService:
         return LeaseService(num_workers)
 
-    def check(self, job: TrainingJob) -> None:
-        refuse_gradient_monitor(self, job)
+    def check(self, plan: TrainingPlan) -> None:
+        refuse_gradient_monitor(self, plan)
 
     def run(self, role: str, training: Training) -> None:
         task, comm = training.task, training.ctx.comm
@@ -77,9 +75,9 @@ class ADPSGD(Strategy):
         self._replicas = Replicas(training)
         self._replica = Replica(task.params.values)
         with Exchange(self._replica, task.params.values, comm, self.seed) as exchange:
-            for epoch in training.epochs():
+            for epoch in training.epochs(self):
                 self._replica.set(task.params.values)  # of a checkpoint, perhaps
-                training.ctx.leases.begin(epoch.number, training.schedule.shuffle, epoch.start)
+                training.ctx.leases.begin(training.request(epoch))
                 comm.barrier()  # nobody averages with one that has not begun, or wants its rows
                 for batches in epoch.rounds_of(self._rounds(training, epoch)):
                     own = self._train(training, batches, exchange)
@@ -95,13 +93,8 @@ class ADPSGD(Strategy):
         """What this rank is given of the rows between two meetings."""
         rows = self.every * training.global_batch
         for meeting in count(1):
-            yield training.ctx.leased_batches(
-                training.rows_per_step,
-                epoch.number,
-                training.schedule.shuffle,
-                epoch.start,
-                until=meeting * rows,
-            )
+            request = replace(training.request(epoch), until=meeting * rows)
+            yield training.ctx.leases.batches(request)
 
     def _train(self, training: Training, batches: Iterator[Batch], exchange: Exchange) -> Tensor:
         """Steps until the next meeting; the sums of their stats."""

@@ -9,7 +9,7 @@ numbers do (rows, loss, votes), by an allreduce, so that all ranks count and end
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,10 +34,7 @@ from sparkdml.strategies.replicas import (
     refuse_gradient_monitor,
 )
 from sparkdml.training.task import Totals
-from sparkdml.training.training import Training
-
-if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
+from sparkdml.training.training import Training, TrainingPlan
 
 
 class Gossip(Strategy):
@@ -77,8 +74,8 @@ class Gossip(Strategy):
     def _edges(self, size: int) -> set[tuple[int, int]]:
         return edges_of(self.graph, size, 4 if self.degree is None else self.degree, self.seed)
 
-    def check(self, job: TrainingJob) -> None:
-        refuse_gradient_monitor(self, job)
+    def check(self, plan: TrainingPlan) -> None:
+        refuse_gradient_monitor(self, plan)
 
     def run(self, role: str, training: Training) -> None:
         task, clock, comm = training.task, training.clock, training.ctx.comm
@@ -88,7 +85,7 @@ class Gossip(Strategy):
             mixer = Mixer(
                 task.params.values, messages_of(peers), comm.rank, self._matrix(comm.size)
             )
-            for epoch in training.epochs():
+            for epoch in training.epochs(self):
                 for batch in epoch:
                     mixer.start()
                     task.grad(batch)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,16 +22,12 @@ from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.runtime.protocol.plan import Role
-from sparkdml.runtime.worker.tracing import open_wire
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.replicas import make_alike
 from sparkdml.training.callbacks import GradientMonitor
 from sparkdml.training.task import Task
 from sparkdml.training.totals import VOTES
-from sparkdml.training.training import Training
-
-if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
+from sparkdml.training.training import Training, TrainingPlan
 
 OptimizerState = Literal["keep", "reset"]
 
@@ -60,8 +56,8 @@ class LocalStrategy(Strategy):
     def roles(self, num_workers: int) -> list[Role]:
         return [Role("worker", num_workers)]
 
-    def check(self, job: TrainingJob) -> None:
-        if any(isinstance(callback, GradientMonitor) for callback in job.callbacks):
+    def check(self, plan: TrainingPlan) -> None:
+        if any(isinstance(callback, GradientMonitor) for callback in plan.callbacks):
             raise ParameterError(
                 "callbacks",
                 "GradientMonitor",
@@ -70,13 +66,13 @@ class LocalStrategy(Strategy):
 
     def run(self, role: str, training: Training) -> None:
         self._task: Task = training.task
-        with open_wire(training.ctx.comm, training.ctx) as self._comm:
+        with self.open_wire(training.ctx) as self._comm:
             self._run(training)
 
     def _run(self, training: Training) -> None:
         task, clock, spans = training.task, training.clock, training.spans
         self.start(training)
-        for epoch in training.epochs():
+        for epoch in training.epochs(self):
             for batches in epoch.rounds(self._steps):
                 own = self._train(training, batches)
                 rows = task.forward.totals(own).rows

@@ -14,6 +14,7 @@ from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.lease_service import LeaseService
+from sparkdml.feed.request import BatchRequest
 from sparkdml.runtime.protocol.plan import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.second_order.full_objective import Evaluation, FullObjective
@@ -23,9 +24,8 @@ from sparkdml.training.callbacks.base import overriding
 from sparkdml.training.totals import Totals
 
 if TYPE_CHECKING:
-    from sparkdml.fitting.job import TrainingJob
     from sparkdml.training.epoch import Epoch
-    from sparkdml.training.training import Training
+    from sparkdml.training.training import Training, TrainingPlan
 
 
 MAX_STALLED = 4  # steps in a row that make nothing better
@@ -62,35 +62,36 @@ class SecondOrder(Strategy):
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
         """In every pass the same rows in the same order, and where they move, of all ranks."""
         if not self.backups:
-            return training.ctx.feed(training.rows_per_step, 0, shuffle=False)
+            return training.ctx.read(BatchRequest(training.rows_per_step, 0, shuffle=False))
         self._num_passes += 1
         # One size for all ranks, also where the global batch doesn't divide by their number: else
         # where batches begin and end would depend on who computes them.
         rows = training.rows_of(0)
-        return training.ctx.leased_batches(rows, self._num_passes, shuffle=False, like_epoch=0)
+        request = BatchRequest(rows, self._num_passes, shuffle=False, like_epoch=0)
+        return training.ctx.leases.batches(request)
 
-    def check(self, job: TrainingJob) -> None:
+    def check(self, plan: TrainingPlan) -> None:
         name = type(self).__name__
         unused = {
-            "clipNorm": (job.task.clip_norm, None),
-            "parameterGroups": (job.task.parameter_groups, None),
-            "gradientAccumulation": (job.schedule.accumulate, 1),
+            "clipNorm": (plan.task.clip_norm, None),
+            "parameterGroups": (plan.task.parameter_groups, None),
+            "gradientAccumulation": (plan.schedule.accumulate, 1),
         }
         for parameter, (value, default) in unused.items():
             if value != default:
                 raise ParameterError(parameter, value, f"left out with {name}")
-        if job.task.precision == "fp16":
+        if plan.task.precision == "fp16":
             raise ParameterError(
                 "precision", "fp16", f"'float32' with {name}: its sums are of all rows, unscaled"
             )
-        if self.backups and job.task.metric_objects:
+        if self.backups and plan.task.metric_objects:
             raise ParameterError(
                 "metrics",
-                ", ".join(job.task.metric_objects),
+                ", ".join(plan.task.metric_objects),
                 f"functions with {name}(backups=True): rows that two ranks compute count once, and "
                 "a metric object can't forget them",
             )
-        for callback in job.callbacks:
+        for callback in plan.callbacks:
             if isinstance(callback, LearningRateSchedule):
                 reason = "whose steps have no learning rate"
             elif overriding([callback], "on_gradient"):
@@ -104,7 +105,7 @@ class SecondOrder(Strategy):
 
     def run(self, role: str, training: Training) -> None:
         self.objective = FullObjective(training, self.l2)
-        for epoch in training.epochs():
+        for epoch in training.epochs(self):
             if epoch.steps or training.is_replayed:
                 continue  # a run that goes on from here has made this epoch's step already
             epoch.begin_step()

@@ -17,7 +17,7 @@ from sparkdml.testing.strategy_contract import assert_alike
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 NUM_STATS = 6
 

@@ -15,7 +15,7 @@ from sparkdml.testing.digits import cut, digits, digits_plan, make_reader
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 def test_a_pair_keeps_its_sum_whatever_steps_are_taken_meanwhile():

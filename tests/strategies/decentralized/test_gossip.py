@@ -10,7 +10,6 @@ from torch import nn
 from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.state import merge
 from sparkdml.errors import ParameterError
-from sparkdml.fitting.job import TrainingJob
 from sparkdml.strategies.decentralized.ad_psgd import ADPSGD
 from sparkdml.strategies.decentralized.gossip import Gossip
 from sparkdml.strategies.decentralized.mixing import edges_of, mixing_matrix
@@ -21,7 +20,8 @@ from sparkdml.testing.strategy_contract import assert_alike, told
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import EMA, Callback, GradientMonitor
 from sparkdml.training.flat import in_order
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
+from sparkdml.training.training import TrainingPlan
 
 
 class KeepsReplicas(Callback):
@@ -129,7 +129,7 @@ def test_a_replica_survives_a_checkpoint_and_a_change_of_the_number_of_ranks():
     class Saves(Callback):
         def on_step_end(self, training):
             values = training.task.params.values
-            states[training.ctx.rank] = (values.clone(), training.strategy.state())
+            states[training.ctx.rank] = (values.clone(), training.ctx.strategy.state())
 
     train_on_threads(
         Gossip,
@@ -142,7 +142,7 @@ def test_a_replica_survives_a_checkpoint_and_a_change_of_the_number_of_ranks():
 
     class Loads(Callback):
         def on_epoch_start(self, training):
-            training.strategy.load(merged)
+            training.ctx.strategy.load(merged)
             average = torch.stack([values for values, _ in states.values()]).mean(0)
             torch.testing.assert_close(training.task.params.values, average)
             [momentum] = {
@@ -225,6 +225,6 @@ def test_a_graph_that_does_not_fit_the_workers_is_refused_at_the_driver():
 
 @pytest.mark.parametrize("strategy", [Gossip(), ADPSGD()])
 def test_a_monitor_of_agreed_gradients_is_refused(strategy):
-    job = TrainingJob(digits_plan(), Schedule(1, 8), strategy, (GradientMonitor(),))
+    plan = TrainingPlan(digits_plan(), Schedule(1, 8), (GradientMonitor(),))
     with pytest.raises(ParameterError, match="agree on no gradient"):
-        strategy.check(job)
+        strategy.check(plan)

@@ -15,7 +15,7 @@ from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import EMA, Callback, GradientMonitor, LearningRateSchedule
 from sparkdml.training.forward import LossScale
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 def values_of(module):
@@ -141,7 +141,7 @@ class KeepsAverage(Callback):
         self.average = training.task.params.values.clone()
 
     def on_step_end(self, training):
-        strategy, values = training.strategy, training.task.params.values
+        strategy, values = training.ctx.strategy, training.task.params.values
         kept = strategy._centre if isinstance(strategy, EASGD) else values
         self.average.lerp_(kept, 0.5)
 

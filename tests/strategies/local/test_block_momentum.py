@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sparkdml.strategies.local.block_momentum import BlockMomentum, filter_update_
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 numbers = st.floats(-10, 10)
 

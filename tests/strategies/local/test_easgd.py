@@ -11,7 +11,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.strategies.local.easgd import EASGD, draw_together_
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 
 @settings(deadline=None, max_examples=50)
@@ -39,8 +39,8 @@ def test_models_differ_and_the_centre_is_kept():
         partial(EASGD, 2), digits_plan(lr=0.2), Schedule(1, 8), cut(digits(64), [32, 32])
     )
     for training in trainings:
-        assert torch.equal(training.task.params.values, training.strategy._centre)
-    own = [training.strategy._centre for training in trainings]
+        assert torch.equal(training.task.params.values, training.ctx.strategy._centre)
+    own = [training.ctx.strategy._centre for training in trainings]
     assert torch.equal(own[0], own[1])
 
 

@@ -17,8 +17,8 @@ from sparkdml.testing.digits import cut, digits, digits_plan, loss_of
 from sparkdml.testing.rank_processes import RankProcesses
 from sparkdml.testing.threads import ThreadContext, train_on_threads, train_rank
 from sparkdml.training.callbacks import EMA, GradientMonitor
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import TaskPlan
-from sparkdml.training.training import Schedule
 
 
 class Height(nn.Module):

@@ -12,8 +12,8 @@ from sparkdml.strategies.local.slow_mo import SlowMo, slow_step_
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.threads import train_on_threads
 from sparkdml.training.callbacks import LearningRateSchedule
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import Task
-from sparkdml.training.training import Schedule
 
 
 @settings(deadline=None, max_examples=50)
@@ -78,5 +78,5 @@ def test_a_rank_without_rows_knows_the_rate_of_the_others():
         callbacks=lambda: [LearningRateSchedule(warmup_steps=8)],
     )
     assert torch.equal(trainings[0].task.params.values, trainings[1].task.params.values)
-    assert torch.equal(trainings[0].strategy._buffer, trainings[1].strategy._buffer)
+    assert torch.equal(trainings[0].ctx.strategy._buffer, trainings[1].ctx.strategy._buffer)
     assert trainings[0].history[0]["lr"] == trainings[1].history[0]["lr"] == 0.2  # the 4th of 8

@@ -17,7 +17,6 @@ from torch import nn
 from torchmetrics.classification import BinaryAccuracy
 
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.fitting.job import TrainingJob
 from sparkdml.strategies.second_order.lbfgs import LBFGS, combined, direction_coefficients
 from sparkdml.strategies.second_order.newton_cg import NewtonCG
 from sparkdml.testing.digits import cut
@@ -29,8 +28,9 @@ from sparkdml.testing.waiting import wait_until
 from sparkdml.training.callbacks import GradientMonitor, LearningRateSchedule
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.optimizers import NoOptimizer
+from sparkdml.training.plan import Schedule
 from sparkdml.training.task import TaskPlan
-from sparkdml.training.training import Schedule
+from sparkdml.training.training import TrainingPlan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from strategy_cases import SECOND_ORDER, SecondOrderContract
@@ -273,7 +273,7 @@ def test_metric_objects_are_refused_with_backups():
     plan = make_plan(metrics={"accuracy": metric})
     strategy = LBFGS(backups=True)
     with pytest.raises(ParameterError, match="metrics"):
-        strategy.check(TrainingJob(plan, Schedule(1, 8), strategy))
+        strategy.check(TrainingPlan(plan, Schedule(1, 8)))
 
 
 def test_rows_without_weight_are_refused():
@@ -339,11 +339,9 @@ def test_coefficients_equal_the_recursion_on_vectors(num_pairs, size, seed):
 )
 def test_what_it_would_ignore_is_refused(changes, schedule, callbacks, words):
     strategy = LBFGS()
-    job = TrainingJob(
-        make_plan(**changes), replace(Schedule(1, 8), **schedule), strategy, callbacks
-    )
+    plan = TrainingPlan(make_plan(**changes), replace(Schedule(1, 8), **schedule), callbacks)
     with pytest.raises(ParameterError, match=words):
-        strategy.check(job)
+        strategy.check(plan)
 
 
 def test_newtons_method_resumes_and_refuses():

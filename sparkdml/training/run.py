@@ -1,0 +1,160 @@
+"""One rank's run: how far it is, what it has measured, and the requests to end it.
+
+Lives in a worker for one submission, and belongs to the thread of the strategy's loop; only
+`request_stop` may be called from any thread. Callbacks are given it, and epochs count into it; the
+loop itself is `Training`, which extends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparkdml.checkpoint.checkpointer import Checkpointer
+from sparkdml.checkpoint.fingerprint import describe
+from sparkdml.feed.request import BatchRequest
+from sparkdml.runtime.worker.context import Context
+from sparkdml.training.contribution import Contribution
+from sparkdml.training.epoch_progress import EpochProgress
+from sparkdml.training.plan import Schedule
+from sparkdml.training.reports import Reports, StepClock
+from sparkdml.training.step_function import StepContext
+from sparkdml.training.sync_batch_norm import BatchNormGroup
+from sparkdml.training.task import Task
+
+
+@dataclass
+class Run:
+    """What every part of a worker's training shares."""
+
+    ctx: Context
+    task: Task
+    schedule: Schedule
+    history: list[dict[str, float]] = field(default_factory=list)
+    step: int = 0  # optimizer steps so far
+    first_step_time: float = 0.0
+    stopped: str | None = None  # why it ends before its last epoch
+    stop_request: str | None = None  # this rank's wish to end it after a step
+    is_interrupted: bool = False  # ended after a step that all ranks agreed on
+    losses: list[float] = field(default_factory=list)  # of each step, where a replay wants them
+    clock: StepClock = field(default_factory=StepClock)
+
+    def __post_init__(self) -> None:
+        self.reports = Reports(self.ctx, self.clock)
+        self.spans = self.task.spans = self.ctx.spans
+        self.epoch: EpochProgress | None = None  # the one that is being trained
+        self.contribution: Contribution | None = None  # of a worker that has trained by itself
+        # Called around each step, in this order.
+        self.on_step_start: list[Callable[[], None]] = []
+        self.on_step_end: list[Callable[[], None]] = []
+        # Parameters that stand in for the trained ones wherever the model is judged or kept.
+        self.result_values: Tensor | None = None
+        self.task.forward.context = StepContext(self.ctx.device, self.ctx, self._progress)
+        self.task.forward.context.training = True
+        if self.task.plan.sync_batch_norm and self.ctx.size > 1 and self.ctx.is_training_role:
+            self.task.batch_norm_group = BatchNormGroup(
+                self.task.module, self.ctx.comm, self.ctx.device
+            )
+        self.ctx.on_stop_request(self.request_stop)
+        resumed = None if self.checkpoint is None else self.checkpoint.resumed
+        # The rows of one step stay what they were when the run began, however many workers share
+        # them now.
+        self.global_batch: int = (
+            self.ctx.size * self.schedule.batch_size * self.schedule.accumulate
+            if resumed is None or self._batch_was_changed(resumed.plan)
+            else resumed.global_batch
+        )
+
+    def _batch_was_changed(self, plan: Mapping[str, str]) -> bool:
+        """Only with resume="force"."""
+        now = {
+            "batchSize": describe(self.schedule.batch_size),
+            "gradientAccumulation": describe(self.schedule.accumulate),
+        }
+        return any(plan.get(name) != value for name, value in now.items())
+
+    @property
+    def checkpoint(self) -> Checkpointer | None:
+        return self.ctx.checkpoint
+
+    @property
+    def rows_per_step(self) -> int:
+        """This rank's share of the global batch."""
+        return self.rows_of(self.ctx.rank)
+
+    def rows_of(self, rank: int) -> int:
+        share, rest = divmod(self.global_batch, self.ctx.size)
+        return max(1, share + (rank < rest))
+
+    def request(self, epoch: EpochProgress) -> BatchRequest:
+        """This rank's own rows of an epoch, a step's share at a time."""
+        return BatchRequest(
+            self.rows_per_step, epoch.number, self.schedule.shuffle, position=epoch.start
+        )
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the step is reached that was asked for."""
+        return self.schedule.stop_at_step is not None and self.step >= self.schedule.stop_at_step
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """In the midst of communication: this block's time counts as reading."""
+        self.clock.lap("communication")
+        self.spans.lap("communication")
+        yield
+        self.clock.lap("data")
+        self.spans.lap("feed wait")
+
+    def stop(self, reason: str) -> None:
+        """End the run after this epoch. Call it on every rank, or on none."""
+        self.stopped = reason
+
+    def request_stop(self, reason: str) -> None:
+        """End the run after a step, the same on every rank. One rank that calls it is enough.
+
+        The epoch that is cut short gets its row in the history. From any thread.
+        """
+        self.stop_request = reason
+
+    def interrupt(self) -> None:
+        """All ranks have seen the request of at least one: each learns the reason, and ends."""
+        own = (self.stop_request or "").encode()
+        texts = [bytes(text.tolist()).decode() for text in self._gather_bytes(own)]
+        self.stopped = next(text for text in texts if text)
+        self.is_interrupted = True
+
+    def note(self, text: str) -> None:
+        """Send one line to the run's observers: from rank 0 alone, so that it comes once."""
+        if self.ctx.rank == 0:
+            self.ctx.event("note", text=text)
+
+    def result_state(self) -> dict[str, Tensor]:
+        """The module's state as it would be kept now."""
+        with self.result_values_in_place():
+            state = self.task.module.state_dict()
+            return {name: tensor.clone() for name, tensor in state.items()}
+
+    @contextmanager
+    def result_values_in_place(self) -> Iterator[None]:
+        if self.result_values is None:
+            yield
+            return
+        values = self.task.params.values
+        trained = values.clone()
+        values.copy_(self.result_values)
+        try:
+            yield
+        finally:
+            values.copy_(trained)
+
+    def _gather_bytes(self, own: bytes) -> list[Tensor]:
+        mine = torch.tensor(list(own), dtype=torch.uint8, device=self.ctx.device)
+        return self.ctx.comm.allgather(mine)
+
+    def _progress(self) -> tuple[int, int]:
+        return self.step, 0 if self.epoch is None else self.epoch.number
