@@ -76,11 +76,11 @@ class SharesMemory:
 
 
 class LayersInMemory(SharesMemory, LayeredSGD):
-    pass
+    """In groups of two workers."""
 
 
 class GroupsInMemory(SharesMemory, Hybrid):
-    pass
+    """In groups of two workers."""
 
 
 def test_layers_equal_allreduce(rows, expected):
