@@ -23,7 +23,7 @@ from sparkdml.testing.faults import FailsAt, Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.strategy_contract import Case, StrategyContract
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loading import load_example

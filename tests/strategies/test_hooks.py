@@ -19,7 +19,7 @@ import sparkdml as dml
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served
 from sparkdml.testing.threads import train_on_threads
-from sparkdml.training.training import Schedule
+from sparkdml.training.plan import Schedule
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to-write-a-callback.md"
 EPOCHS, WORKERS, BATCHES = 2, 2, 4
