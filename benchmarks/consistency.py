@@ -42,7 +42,7 @@ from benchmarks.strategies import accuracy, read_images
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WORKERS, SERVERS, SLOW_RANK, TIMES_SLOWER = 4, 2, 3, 4
@@ -95,7 +95,7 @@ class Straggles(dml.Callback):
     def __init__(self, pattern: Pattern, seconds: float) -> None:
         self.pattern, self.seconds = pattern, seconds
 
-    def on_step_start(self, training: Run) -> None:
+    def on_step_start(self, training: TrainingRun) -> None:
         slow = training.step % WORKERS if self.pattern == "rotating" else SLOW_RANK
         time.sleep(self.seconds * (TIMES_SLOWER if training.ctx.rank == slow else 1))
 
@@ -107,18 +107,18 @@ class Looks(dml.Callback):
         self.folder = folder
         self.began = self.last = 0.0
 
-    def on_step_start(self, training: Run) -> None:
+    def on_step_start(self, training: TrainingRun) -> None:
         self.began = self.began or time.perf_counter()
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         if time.perf_counter() - self.last > SECONDS_BETWEEN_LOOKS:
             self.last = time.perf_counter()
             self._write(training)
 
-    def on_run_end(self, training: Run) -> None:
+    def on_run_end(self, training: TrainingRun) -> None:
         self._write(training)
 
-    def _write(self, training: Run) -> None:
+    def _write(self, training: TrainingRun) -> None:
         if training.ctx.rank == 0:
             seconds = time.perf_counter() - self.began
             torch.save(training.task.module.state_dict(), self.folder / f"{seconds:012.4f}.pt")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkdml.strategies.base import Strategy
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WORKERS, WIDTH, BATCH, SLOW_RANK, TIMES_SLOWER = 4, 16, 32, 3, 4
@@ -69,7 +69,7 @@ class Sleeps(nn.Module):
 class RowsOfTheSlow(dml.Callback):
     """How many rows the slow rank has trained on, as a column of the history."""
 
-    def on_epoch_end(self, training: Run, row: dict[str, float]) -> None:
+    def on_epoch_end(self, training: TrainingRun, row: dict[str, float]) -> None:
         assert training.epoch is not None
         own = torch.tensor([training.epoch.own_rows])
         row["slow_rows"] = training.ctx.comm.allgather(own)[SLOW_RANK].item()

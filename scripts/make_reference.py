@@ -94,6 +94,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Work",
         "Entry",
         "State",
+        "TrainingRun",
         "Training",
         "Tracker",
         "TrackerSettings",
@@ -120,6 +121,7 @@ GIVEN = {
     "Communicator",
     "Work",
     "Training",
+    "TrainingRun",
 }
 # Called by the package only.
 OURS = {"close_feed", "close", "event", "flush_events", "label_column", "feature_columns"}

@@ -12,6 +12,7 @@ from sparkdml.compression.base import Compression, Reducer, Unfinished, begin_st
 from sparkdml.compression.error_feedback import ResidualReducer
 from sparkdml.observe.trackers import ReceivesOutcome, Tracker, TrackerSettings
 from sparkdml.training.flat import Bucket, FlatParams
+from sparkdml.training.run import TrainingRun
 from sparkdml.training.training import Training
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Tracker",
     "TrackerSettings",
     "Training",
+    "TrainingRun",
     "Unfinished",
     "Work",
     "begin_stats",

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import sparkdml as dml
-from sparkdml.extending import Training
+from sparkdml.extending import TrainingRun
 
 
 class NoiseScale(dml.Callback):
@@ -38,7 +38,7 @@ class NoiseScale(dml.Callback):
         self._noise = self._signal = 0.0  # running means
         self._previous: Tensor | None = None  # the last step's gradient
 
-    def on_gradient(self, training: Training) -> None:
+    def on_gradient(self, training: TrainingRun) -> None:
         """The gradient is the mean over all ranks' rows: the same on every rank."""
         grads, rows = training.task.params.grads, training.task.totals().rows
         if self._previous is not None:
@@ -50,7 +50,7 @@ class NoiseScale(dml.Callback):
             self._signal = self.keep * self._signal + (1 - self.keep) * signal
         self._previous = grads.clone()
 
-    def on_epoch_end(self, training: Training, row: dict[str, float]) -> None:
+    def on_epoch_end(self, training: TrainingRun, row: dict[str, float]) -> None:
         row["noise_scale"] = self._noise / self._signal if self._signal > 0 else math.nan
 
     def state(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import psutil
 
 from sparkdml.errors import ParameterError
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.run import Run
+from sparkdml.training.run import TrainingRun
 
 Kind = Literal["raise", "kill", "kill-executor", "stop"]
 KINDS = ("raise", "kill", "kill-executor", "stop")
@@ -37,7 +37,7 @@ class FaultAt(Callback):
             raise ParameterError("kind", kind, f"one of {', '.join(map(repr, KINDS))}")
         self.rank, self.step, self.kind, self.folder, self.times = rank, step, kind, folder, times
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         if training.ctx.rank == self.rank and training.step == self.step and self._strikes():
             strike(self.kind)
 
@@ -61,7 +61,7 @@ class FailsAt(Callback):
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         if (training.ctx.rank, training.step) == (self.rank, self.step):
             raise Injected(f"rank {self.rank} at step {self.step}")
 
@@ -75,7 +75,7 @@ class StopAt(Callback):
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         if (training.ctx.rank, training.step) == (self.rank, self.step):
             training.request_stop("somebody asked")
 

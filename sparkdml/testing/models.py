@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from sparkdml.feed.batch import Batch
 from sparkdml.testing.faults import Injected
 from sparkdml.training.callbacks import Callback
-from sparkdml.training.run import Run
+from sparkdml.training.run import TrainingRun
 from sparkdml.training.step_function import StepContext
 
 
@@ -103,7 +103,7 @@ class WritesRows(Callback):
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         module = training.task.module
         assert isinstance(module, RecordsRows)
         ctx = training.ctx

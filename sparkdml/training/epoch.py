@@ -17,7 +17,7 @@ import torch
 from sparkdml.errors import NonFiniteLoss
 from sparkdml.feed.batch import Batch
 from sparkdml.training.epoch_progress import EpochProgress
-from sparkdml.training.run import Run
+from sparkdml.training.run import TrainingRun
 from sparkdml.training.totals import Totals
 
 
@@ -33,7 +33,7 @@ class Epoch(EpochProgress):
 
     def __init__(
         self,
-        run: Run,
+        run: TrainingRun,
         at: EpochProgress,
         batches: Callable[[Epoch], Iterator[Batch]],
         save: Callable[[Epoch], None],

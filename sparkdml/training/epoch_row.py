@@ -20,7 +20,7 @@ from sparkdml.feed.batch import Batch
 
 if TYPE_CHECKING:
     from sparkdml.training.epoch_progress import EpochProgress
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 
 def merge_buffers(module: nn.Module, comm: Communicator, rows: float) -> None:
@@ -69,7 +69,7 @@ NO_VALIDATION_ROWS = (
 )
 
 
-def make_row(training: Run, epoch: EpochProgress) -> dict[str, float]:
+def make_row(training: TrainingRun, epoch: EpochProgress) -> dict[str, float]:
     seconds = epoch.seconds  # of training alone
     task, totals = training.task, epoch.totals
     with training.spans.span("merge buffers"):
@@ -89,7 +89,7 @@ def make_row(training: Run, epoch: EpochProgress) -> dict[str, float]:
     return row
 
 
-def validate(training: Run, batches: Iterable[Batch]) -> dict[str, float]:
+def validate(training: TrainingRun, batches: Iterable[Batch]) -> dict[str, float]:
     """What is measured on this rank's batches and those of the others, as the history has it."""
     forward, ctx = training.task.forward, training.ctx
     trained_on, forward.metric_objects = forward.metric_objects, forward.metric_objects.fresh()
@@ -102,7 +102,7 @@ def validate(training: Run, batches: Iterable[Batch]) -> dict[str, float]:
     return {f"val_{name}": value for name, value in row.items()}
 
 
-def _compute_objects(training: Run) -> dict[str, float]:
+def _compute_objects(training: TrainingRun) -> dict[str, float]:
     """The values of torchmetrics objects; they begin anew."""
     objects = training.task.forward.metric_objects
     if not objects:

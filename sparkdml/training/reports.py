@@ -79,11 +79,12 @@ class Reports:
             step=losses[-1][0],
             losses=losses,
             rows=epoch.totals.rows,
-            of=self._num_rows(),
+            of=self.rows_per_epoch,
             loss=epoch.totals.mean_loss,
         )
 
-    def _num_rows(self) -> int | None:
+    @property
+    def rows_per_epoch(self) -> int | None:
         """How many rows all ranks train on, where Spark has counted them."""
         facts = self._ctx.facts
         return None if facts is None else facts["num_rows"] - facts["num_validation_rows"]

@@ -28,7 +28,7 @@ from sparkdml.training.task import Task
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """What every part of a worker's training shares."""
 
     ctx: Context
@@ -95,6 +95,11 @@ class Run:
         return BatchRequest(
             self.rows_per_step, epoch.number, self.schedule.shuffle, position=epoch.start
         )
+
+    @property
+    def rows_per_epoch(self) -> int | None:
+        """How many rows all ranks train on, where Spark has counted them."""
+        return self.reports.rows_per_epoch
 
     @property
     def is_replayed(self) -> bool:

@@ -13,7 +13,7 @@ from sparkdml.errors import CheckpointError
 from sparkdml.feed.randomness import random_state, restore_random_state, seed_rank
 from sparkdml.training.callbacks.base import Callback
 from sparkdml.training.epoch_progress import EpochProgress
-from sparkdml.training.run import Run
+from sparkdml.training.run import TrainingRun
 
 
 class Stateful(Protocol):
@@ -29,7 +29,7 @@ class Stateful(Protocol):
 
 
 def take_state(
-    training: Run, epoch: EpochProgress, callbacks: Sequence[Callback], strategy: Stateful
+    training: TrainingRun, epoch: EpochProgress, callbacks: Sequence[Callback], strategy: Stateful
 ) -> State:
     """Everything that the next step depends on, but for the position in the data."""
     task = training.task
@@ -55,7 +55,7 @@ def take_state(
 
 
 def load_state(
-    training: Run, callbacks: Sequence[Callback], strategy: Stateful, state: Mapping[str, Any]
+    training: TrainingRun, callbacks: Sequence[Callback], strategy: Stateful, state: Mapping[str, Any]
 ) -> None:
     """Put it back, but for the epoch that it was taken in."""
     ctx, task = training.ctx, training.task

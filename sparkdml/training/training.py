@@ -22,7 +22,7 @@ from sparkdml.training.epoch import Epoch
 from sparkdml.training.epoch_progress import EpochProgress
 from sparkdml.training.epoch_row import make_row
 from sparkdml.training.plan import Schedule, TaskPlan
-from sparkdml.training.run import Run
+from sparkdml.training.run import TrainingRun
 from sparkdml.training.run_state import Stateful, frozen, load_state, take_state
 
 
@@ -47,7 +47,7 @@ class Algorithm(Stateful, Protocol):
 
 
 @dataclass
-class Training(Run):
+class Training(TrainingRun):
     """One rank's view of a run. `epochs(self)` is what a strategy loops over."""
 
     callbacks: Sequence[Callback] = ()

@@ -60,11 +60,13 @@ class Recorder(dml.Callback):
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, torch.Tensor | None]] = []
+        self.rank = 0
 
     def note(self, hook: str, seen: torch.Tensor | None = None) -> None:
         self.calls.append((hook, None if seen is None else seen.clone()))
 
     def on_run_start(self, training: Any) -> None:
+        self.rank = training.ctx.rank
         self.note("on_run_start", training.task.params.values)
 
     def on_epoch_start(self, training: Any) -> None:
@@ -104,7 +106,8 @@ def record(name: str) -> list[Recorder]:
         cut(digits(64), [32, 32]),
         callbacks=make,
     )
-    return [recorder for recorder in recorders if recorder.calls]
+    called = [recorder for recorder in recorders if recorder.calls]
+    return sorted(called, key=lambda recorder: recorder.rank)  # threads begin in any order
 
 
 def is_alike(recorders: list[Recorder], hook: str) -> bool:

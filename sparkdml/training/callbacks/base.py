@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sparkdml.training.optimizers import Optimizers
     from sparkdml.training.plan import TaskPlan
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -53,32 +53,32 @@ class Callback:
     def check(self, facts: RunFacts) -> None:
         """At the driver, before any job: raise a ParameterError for what can't work."""
 
-    def on_run_start(self, training: Run) -> None:
+    def on_run_start(self, training: TrainingRun) -> None:
         """Before the first step; the parameters are the same on every rank."""
 
-    def on_epoch_start(self, training: Run) -> None:
+    def on_epoch_start(self, training: TrainingRun) -> None:
         """Before the epoch's first step: `training.epoch.number` counts from 0.
 
         In a run that goes on from the middle of an epoch, that epoch has started already.
         """
 
-    def on_step_start(self, training: Run) -> None:
+    def on_step_start(self, training: TrainingRun) -> None:
         """Before a step, once this rank has its rows, if any are left. Also called before the
         round without rows in which the ranks find that the epoch is over."""
 
-    def on_gradient(self, training: Run) -> None:
+    def on_gradient(self, training: TrainingRun) -> None:
         """Between agreement and optimizer: `training.task.params.grads` is the mean over all
         ranks' rows, before it is clipped. Not called in a step that moves nothing. Where workers
         take steps of their own between two meetings (LocalSGD and its like), it is called before
         each of them, with this rank's own gradient."""
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         """After an optimizer step, before its checkpoint, if one is due: `training.step` has it."""
 
-    def on_epoch_end(self, training: Run, row: dict[str, float]) -> None:
+    def on_epoch_end(self, training: TrainingRun, row: dict[str, float]) -> None:
         """After validation. `row` is the epoch's row of the history; it may be added to."""
 
-    def on_run_end(self, training: Run) -> None:
+    def on_run_end(self, training: TrainingRun) -> None:
         """After the last epoch, before the weights are taken."""
 
     def state(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.training.callbacks.base import Callback, RunFacts, missing_column
 
 if TYPE_CHECKING:
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 
 def check_mode(mode: str) -> None:
@@ -43,10 +43,10 @@ class Best:
         self.value, self.epoch = value, int(row["epoch"])
         return True
 
-    def keep(self, training: Run) -> None:
+    def keep(self, training: TrainingRun) -> None:
         self.weights = {name: t.clone() for name, t in training.result_state().items()}
 
-    def restore(self, training: Run) -> None:
+    def restore(self, training: TrainingRun) -> None:
         if self.weights is not None:
             training.task.module.load_state_dict(self.weights)
 
@@ -79,12 +79,12 @@ class BestModel(Callback):
     def check(self, facts: RunFacts) -> None:
         facts.check_monitor("BestModel", self.monitor)
 
-    def on_epoch_end(self, training: Run, row: dict[str, float]) -> None:
+    def on_epoch_end(self, training: TrainingRun, row: dict[str, float]) -> None:
         if self._best.improves(row):
             self._best.keep(training)
         row["best_epoch"] = float(self._best.epoch)
 
-    def on_run_end(self, training: Run) -> None:
+    def on_run_end(self, training: TrainingRun) -> None:
         self._best.restore(training)
 
     def state(self) -> dict[str, Any]:

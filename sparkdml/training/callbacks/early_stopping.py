@@ -10,7 +10,7 @@ from sparkdml.training.callbacks.base import Callback, RunFacts
 from sparkdml.training.callbacks.best_model import Best, check_mode
 
 if TYPE_CHECKING:
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 
 class EarlyStopping(Callback):
@@ -44,14 +44,14 @@ class EarlyStopping(Callback):
     def check(self, facts: RunFacts) -> None:
         facts.check_monitor("EarlyStopping", self.monitor)
 
-    def on_epoch_end(self, training: Run, row: dict[str, float]) -> None:
+    def on_epoch_end(self, training: TrainingRun, row: dict[str, float]) -> None:
         if self._best.improves(row):
             if self.restore_best:
                 self._best.keep(training)
         elif int(row["epoch"]) - self._best.epoch > self.patience:
             training.stop(self._best.describe())
 
-    def on_run_end(self, training: Run) -> None:
+    def on_run_end(self, training: TrainingRun) -> None:
         self._best.restore(training)
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 
 class EMA(Callback):
@@ -35,12 +35,12 @@ class EMA(Callback):
         self._kept: Tensor | None = None
         self._num_steps = 0
 
-    def on_run_start(self, training: Run) -> None:
+    def on_run_start(self, training: TrainingRun) -> None:
         self._kept = training.result_values  # a strategy may have put its own in place
         self._average = self._source(training).clone()
         training.result_values = self._average
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         assert self._average is not None
         decay = self.decay
         if self.warmup:
@@ -48,7 +48,7 @@ class EMA(Callback):
         self._num_steps += 1
         self._average.lerp_(self._source(training), 1 - decay)
 
-    def _source(self, training: Run) -> Tensor:
+    def _source(self, training: TrainingRun) -> Tensor:
         """What would be kept without the average; parameters may lie elsewhere by the next step."""
         return training.task.params.values if self._kept is None else self._kept
 

@@ -13,7 +13,7 @@ from sparkdml.errors import ParameterError, SparkDMLError
 from sparkdml.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 
 class NonFiniteGradient(SparkDMLError, ArithmeticError):
@@ -41,7 +41,7 @@ class GradientMonitor(Callback):
         self._count, self._sum, self._max = 0, 0.0, 0.0
         self._child_sums: dict[str, float] = {}
 
-    def on_gradient(self, training: Run) -> None:
+    def on_gradient(self, training: TrainingRun) -> None:
         if training.step % self.every:
             return
         norm = float(training.task.params.grads.norm())
@@ -56,7 +56,7 @@ class GradientMonitor(Callback):
                 own = float(torch.linalg.vector_norm(torch.stack(norms)))
                 self._child_sums[name] = self._child_sums.get(name, 0.0) + own
 
-    def _raise(self, training: Run) -> None:
+    def _raise(self, training: TrainingRun) -> None:
         bad = [
             name
             for name, parameter in training.task.module.named_parameters()
@@ -69,7 +69,7 @@ class GradientMonitor(Callback):
                 "loss"
             )
 
-    def on_epoch_end(self, training: Run, row: dict[str, float]) -> None:
+    def on_epoch_end(self, training: TrainingRun, row: dict[str, float]) -> None:
         count = self._count or math.nan  # no step of a short epoch was measured
         row["gradient_norm"] = self._sum / count
         row["gradient_norm_max"] = self._max if self._count else math.nan

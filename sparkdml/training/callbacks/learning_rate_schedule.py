@@ -18,7 +18,7 @@ from sparkdml.training.callbacks.base import Callback, RunFacts, missing_column
 
 if TYPE_CHECKING:
     from sparkdml.training.optimizers import Optimizers
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 Factory = Callable[[torch.optim.Optimizer], LRScheduler]
 
@@ -81,14 +81,14 @@ class LearningRateSchedule(Callback):
         if self.monitor is not None:
             facts.check_monitor("LearningRateSchedule", self.monitor)
 
-    def on_run_start(self, training: Run) -> None:
+    def on_run_start(self, training: TrainingRun) -> None:
         self._schedulers = self._build(training.task.optimizers)
         self._num_workers = training.ctx.size if self.scale_with_workers else 1
         self._has_stepped = False
         self._note_rates(training.task.optimizers, self._factor(training.step))
         training.note(self._describe(training.task.optimizers))
 
-    def on_gradient(self, training: Run) -> None:
+    def on_gradient(self, training: TrainingRun) -> None:
         """The rate of this step alone: schedulers compute the next one from the last."""
         self._put_back()  # a strategy may take several steps of its own before one is counted
         optimizers, factor = training.task.optimizers, self._factor(training.step)
@@ -98,7 +98,7 @@ class LearningRateSchedule(Callback):
                     self._scheduled.append((group, group["lr"]))
                     group["lr"] = group["lr"] * factor
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         self._put_back()
         self._note_rates(training.task.optimizers, self._factor(training.step - 1))
         if self.per == "step":
@@ -109,7 +109,7 @@ class LearningRateSchedule(Callback):
             group["lr"] = rate
         self._scheduled = []
 
-    def on_epoch_end(self, training: Run, row: dict[str, float]) -> None:
+    def on_epoch_end(self, training: TrainingRun, row: dict[str, float]) -> None:
         row.update(self._rates)
         if self.per == "step":
             return

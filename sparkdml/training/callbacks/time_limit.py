@@ -10,7 +10,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.training.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from sparkdml.training.run import Run
+    from sparkdml.training.run import TrainingRun
 
 
 class TimeLimit(Callback):
@@ -31,11 +31,11 @@ class TimeLimit(Callback):
         self._started = 0.0
         self._is_up = False
 
-    def on_run_start(self, training: Run) -> None:
+    def on_run_start(self, training: TrainingRun) -> None:
         self._started = time.monotonic()
         self._before, self._is_up = 0.0, False
 
-    def on_step_end(self, training: Run) -> None:
+    def on_step_end(self, training: TrainingRun) -> None:
         if not self._is_up and self._elapsed() >= self.seconds:
             self._is_up = True
             training.request_stop(f"the limit of {self.seconds:g} s was reached")
