@@ -55,7 +55,10 @@ def take_state(
 
 
 def load_state(
-    training: TrainingRun, callbacks: Sequence[Callback], strategy: Stateful, state: Mapping[str, Any]
+    training: TrainingRun,
+    callbacks: Sequence[Callback],
+    strategy: Stateful,
+    state: Mapping[str, Any],
 ) -> None:
     """Put it back, but for the epoch that it was taken in."""
     ctx, task = training.ctx, training.task
