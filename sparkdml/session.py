@@ -81,7 +81,4 @@ def _is_installed() -> bool:
 
     Packages from `--py-files` are in a folder that is on the path of tasks only.
     """
-    import sparkdml
-
-    home = str(sparkdml.__file__)
-    return ".zip" + os.sep not in home and "userFiles-" not in home
+    return ".zip" + os.sep not in __file__ and "userFiles-" not in __file__

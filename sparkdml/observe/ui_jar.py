@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import sparkdml
-
 _CLASS = "io.sparkdml.ui.TrainingUi"
 
 
@@ -16,7 +14,7 @@ class NoTrainingTab(Exception):
 
 def jar_path() -> Path:
     """The jar inside the installed package, or in the checkout beside it."""
-    package = Path(sparkdml.__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / "jars", package.parent / "jars"):
         if (folder / "sparkdml-ui.jar").is_file():
             return folder / "sparkdml-ui.jar"
