@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from sparkdml.checks import check_whole
 from sparkdml.parameter_server.application import Applications
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import TAP, Consistency
 from sparkdml.parameter_server.kvstore.store import KVStore
 from sparkdml.parameter_server.server_task import host_servers
 from sparkdml.parameter_server.wire.seal import JobKey
-from sparkdml.runtime.api import check_positive, check_whole
 from sparkdml.runtime.driver.cluster import find_cluster
 from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.driver.preflight import blob_threshold
@@ -57,7 +57,7 @@ class ServerGroup:
         self._spark = find_session(None, spark)
         self._options = Options(
             num_workers=num_servers,
-            slot_timeout=check_positive("slot_timeout", slot_timeout, or_zero=True),
+            slot_timeout=slot_timeout,
             name="sparkdml: server group",
         )
         must_encrypt = blob_threshold(find_cluster(self._spark).setting) is None

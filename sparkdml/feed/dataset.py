@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from sparkdml.checks import check_whole
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.feed import Feed
@@ -102,7 +103,7 @@ class Dataset:
 
     def batch(self, n: int, drop_last: bool = False) -> Dataset:
         """`n` elements as one, stacked along a new first dimension; the last may be short."""
-        _check_whole("batch(n)", n, 1)
+        check_whole("batch(n)", n, 1)
         if not self._stages and self._source.batch_size is None:  # as the feed cuts them by itself
             return Dataset(replace(self._source, batch_size=n, drop_last=drop_last), fixed=True)
         return self._then(lambda again: _batched(again(), n, drop_last), fixed=True)
@@ -110,17 +111,17 @@ class Dataset:
     def repeat(self, n: int | None = None) -> Dataset:
         """`n` passes one after the other, or passes without end."""
         if n is not None:
-            _check_whole("repeat(n)", n, 1)
+            check_whole("repeat(n)", n, 1)
         return self._then(lambda again: _repeated(again, n), fixed=True)
 
     def take(self, n: int) -> Dataset:
         """The first `n` elements of each pass."""
-        _check_whole("take(n)", n, 0)
+        check_whole("take(n)", n, 0)
         return self._then(lambda again: islice(again(), n), fixed=True)
 
     def prefetch(self, n: int = 2) -> Dataset:
         """Compute up to `n` elements ahead, on a thread of their own."""
-        _check_whole("prefetch(n)", n, 1)
+        check_whole("prefetch(n)", n, 1)
         feed = self._source.feed
         return self._then(lambda again: _ahead(feed, again(), n), fixed=True)
 
@@ -160,8 +161,3 @@ def _ahead(feed: Feed, elements: Iterator[Any], n: int) -> Iterator[Any]:
 def _check_function(what: str, fn: object) -> None:
     if not callable(fn):
         raise ParameterError(what, fn, "a function of one element")
-
-
-def _check_whole(what: str, n: object, least: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < least:
-        raise ParameterError(what, n, f"a whole number of at least {least}")

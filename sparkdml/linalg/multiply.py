@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sparkdml.checks import check_whole
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.runtime.api import check_whole, run
+from sparkdml.runtime.api import run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

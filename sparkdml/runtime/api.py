@@ -1,4 +1,8 @@
-"""`dml.run`: a function in every worker, with or without data. The layer below the estimator."""
+"""`dml.run`: a function in every worker, with or without data. The layer below the estimator.
+
+Runs at the driver, on the caller's thread: checks the arguments, makes a `LaunchRequest` of them,
+and launches it with its observers and, if there is `checkpoint=`, with the run that is kept there.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,8 @@ def run(
 
     Args:
         fn: gets a `Context` with `rank`, `size`, `local_rank`, `device`, `comm`, `feed(...)`. An
-            unmodified Horovod or DDP script works too: `hvd.init()` and `env://` find their peers.
+            unmodified Horovod or DDP script works too: `hvd.init()` and `env://` find the other
+            workers.
         data: a DataFrame or an RDD; its rows are cut into shards by a hash of their content, and
             each worker reads its own. None for a function that brings its own data.
         num_workers: None takes every slot of the cluster.
@@ -64,15 +69,15 @@ def run(
         cpus_per_worker: torch threads of each worker; None for spark.task.cpus.
         gpus_per_worker: how many GPUs Spark must assign to each worker.
         slot_timeout: how long to wait for executors that are still registering, in seconds.
-        heartbeat_timeout: after how many silent seconds a worker is given up.
-        checkpoint: where `ctx.checkpoint` saves, and goes on from: a `dml.Checkpoints` or its path.
-            With it, a run that fails is started again from its newest checkpoint.
-        max_restarts: failures that are let pass without a new checkpoint in between.
-        min_workers: workers to go on with after a failure, at least.
-        replacement_seconds: how long to wait for an executor in place of a lost one.
+        heartbeat_timeout: after how many seconds without a heartbeat a worker counts as lost.
+        checkpoint: where `ctx.checkpoint` saves and resumes from: a `dml.Checkpoints` or its path.
+            With it, a run that fails resumes from its newest checkpoint.
+        max_restarts: how many failures in a row are tolerated without a new checkpoint.
+        min_workers: the fewest workers to continue with after a failure.
+        replacement_seconds: how long to wait for an executor to replace a lost one.
         logs: "driver" shows what workers print and log at the driver, with rank and host.
         on_event: called at the driver with (rank, message) for what `ctx.log` sends (kind "log"),
-            and for what befalls the run: failures, restarts, checkpoints (rank -1).
+            and for events of the run itself: failures, restarts, checkpoints (rank -1).
         name: what the Spark UI shows.
         spark: the session; None for the data's own, or the active one.
 
@@ -90,13 +95,11 @@ def run(
         resources=find_resources(session, cpus_per_worker, gpus_per_worker),
         backend=backend,
         seed=seed,
-        slot_timeout=check_positive("slot_timeout", slot_timeout, or_zero=True),
-        heartbeat_timeout=check_positive("heartbeat_timeout", heartbeat_timeout),
-        max_restarts=check_whole("max_restarts", max_restarts, 0),
-        min_workers=check_whole("min_workers", min_workers, 1),
-        replacement_seconds=check_positive(
-            "replacement_seconds", replacement_seconds, or_zero=True
-        ),
+        slot_timeout=slot_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        max_restarts=max_restarts,
+        min_workers=min_workers,
+        replacement_seconds=replacement_seconds,
         forwards_output=logs == "driver",
         name=name or f"sparkdml: {getattr(fn, '__name__', 'run')}",
     )
@@ -184,15 +187,3 @@ def find_resources(spark: SparkSession, cpus: int | None, gpus: int) -> Resource
     if gpus not in (0, 1):
         raise ParameterError("gpus_per_worker", gpus, "0 or 1", "A rank drives one GPU.")
     return Resources(cpus, gpus)
-
-
-def check_positive(name: str, value: float, or_zero: bool = False) -> float:
-    if not (value > 0 or (or_zero and value == 0)):
-        raise ParameterError(name, value, "0 or more seconds" if or_zero else "more than 0 seconds")
-    return value
-
-
-def check_whole(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ParameterError(name, value, f"a whole number of at least {least}")
-    return value

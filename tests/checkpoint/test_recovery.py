@@ -127,7 +127,7 @@ def test_a_bug_is_not_tried_again_for_ever(spark, rows, tmp_path):
     with pytest.raises(WorkerError, match="a fault that was asked for") as caught:
         fit_with_fault(rows, tmp_path, "raise", 12, times=99, maxRestarts=50)
     assert len(list(tmp_path.glob("fault-*"))) == 2
-    assert "came twice at step 12" in "".join(caught.value.__notes__)
+    assert "occurred twice at step 12" in "".join(caught.value.__notes__)
     assert time.monotonic() - started < 60
     assert not spools_of(spark), "spools are removed"
 
@@ -186,7 +186,7 @@ def test_another_plan_is_refused_by_name(rows, one_epoch, tmp_path):
     with pytest.raises(CheckpointError, match=r"optimizer was torch.*SGD.*and is torch.*Adam"):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, optimizer="adam").fit(rows)
     forced = dml.Checkpoints(f"{tmp_path}/run", resume="force")
-    with pytest.warns(UserWarning, match="going on although batchSize was 16"):
+    with pytest.warns(UserWarning, match="resuming although batchSize was 16"):
         fitted = make_estimator(checkpoint=forced, epochs=2, batchSize=8).fit(rows)
     assert len(fitted.history) == 2
 
@@ -213,7 +213,7 @@ def test_what_even_force_cant_do(rows, one_epoch, tmp_path):
         ({"callbacks": [FaultAt(0, -1, "raise", "")]}, "state of 0 callbacks, and there are 1"),
     ):
         with (
-            pytest.warns(UserWarning, match="going on although"),
+            pytest.warns(UserWarning, match="resuming although"),
             pytest.raises(CheckpointError, match=words),
         ):
             make_estimator(checkpoint=forced, epochs=2, **change).fit(rows)

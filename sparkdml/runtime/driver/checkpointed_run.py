@@ -1,4 +1,9 @@
-"""The driver's side of a run that keeps checkpoints, over all of its submissions."""
+"""The driver's side of a run that keeps checkpoints, over all of its submissions.
+
+Runs in the driver's process: the caller's thread opens the run and begins submissions, and the
+control server's threads bring the workers' reports. Owns the claim to the place of the checkpoints
+and the committer of the current submission.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +33,8 @@ if TYPE_CHECKING:
     from sparkdml.checkpoint.checkpoints import Checkpoints
     from sparkdml.checkpoint.stores.places import StoreAccess
 
-HOW_TO_GO_ON = (
-    "Use a new path for a new run, or Checkpoints(..., resume='force') to go on all the same"
+HOW_TO_RESUME = (
+    "Use a new path for a new run, or Checkpoints(..., resume='force') to resume this one anyway"
 )
 
 
@@ -67,7 +72,7 @@ def open_run(
 
 @dataclass
 class CheckpointedRun:
-    """Chooses where to go on from, and sees to it that checkpoints are committed."""
+    """Chooses the checkpoint to resume from, and has the new ones committed."""
 
     checkpoints: Checkpoints
     access: StoreAccess
@@ -93,10 +98,10 @@ class CheckpointedRun:
             self._archive.sweep(self._probe)
 
     def _write_probe(self, name: str) -> None:
-        """Workers look for it: who can't find it has another disk under the same name."""
+        """Workers look for it: one that can't find it has another disk under the same path."""
         self._archive.store.write(name, [b"shared"])
 
-    # -- what to go on from ---------------------------------------------------------------------
+    # -- what to resume from --------------------------------------------------------------------
 
     def find_start(self) -> Manifest | None:
         """The newest checkpoint that was not found damaged, if it is of this very run."""
@@ -165,11 +170,11 @@ class CheckpointedRun:
             return
         text = "; ".join(found)
         if self.checkpoints.resume == "force":
-            warnings.warn(f"going on although {text}", stacklevel=2)
+            warnings.warn(f"resuming although {text}", stacklevel=2)
             return
         raise CheckpointError(
-            f"{self._archive.store.url} holds another run: {text}. {HOW_TO_GO_ON}. If the data is "
-            "computed by something that isn't deterministic, write it out or persist it first"
+            f"{self._archive.store.url} holds another run: {text}. {HOW_TO_RESUME}. If the data is "
+            "computed by something nondeterministic, write it out or persist it first"
         )
 
     # -- submissions ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The driver's end of the control wire: the tasks of a submission, their liveness, and their ends.
+"""The driver's control server: the tasks of a submission, their liveness, and their ends.
 
 Runs in the driver's process. Each task's connection has a thread of the listener's, which receives
 its beats, events, questions and report; the thread that watches the submission asks for the first
@@ -328,7 +328,7 @@ def _receive(connection: Connection) -> FromTask | None:
     try:
         return decode(line, FROM_TASK)
     except ProtocolError as error:
-        logger.warning("a connection of the control wire was refused: %s", error)
+        logger.warning("the control server refused a connection: %s", error)
         return None
 
 
@@ -338,7 +338,7 @@ def _refuse(line: Message, error: ProtocolError, connection: Connection) -> None
     if line.get("type") == "ask" and isinstance(number, int):
         _send(connection, Answer(number, error=str(error)))
     else:
-        logger.warning("a message of the control wire was ignored: %s", error)
+        logger.warning("the control server ignored a message: %s", error)
 
 
 def _send(connection: Connection, message: FromDriver) -> bool:

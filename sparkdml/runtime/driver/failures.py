@@ -1,6 +1,7 @@
-"""Whether a failed run is worth another try: a decision, and nothing else.
+"""Failures at the driver: whether to restart the run, and how a failure is described.
 
-Spark's own words about a job that failed before our code could speak, made useful.
+Pure functions and the count of restarts, used by the thread that watches the run. A job that failed
+before our code ran in it has only Spark's report, which is turned into an error with a fix.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sparkdml.errors import (
     WorkerLost,
 )
 
-# Trained again from the same state, these would come again.
+# Another attempt from the same state would fail in the same way.
 _DETERMINISTIC = (
     CheckpointError,
     DataError,
@@ -33,7 +34,7 @@ _DETERMINISTIC = (
 
 
 def is_deterministic(kind: type) -> bool:
-    """Whether an error of this kind would come again."""
+    """Whether another attempt would fail in the same way."""
     return issubclass(kind, _DETERMINISTIC) and not issubclass(kind, StoreError)
 
 
@@ -57,15 +58,15 @@ class Restarts:
         if self.first_cause is None:
             self.first_cause = error
         if is_deterministic(type(error)) or not isinstance(error, SparkDMLError):
-            return "it would come again"
+            return "another attempt would fail in the same way"
         step = failed_step(error)
         may_be_luck = isinstance(error, WorkerLost | StoreError)
         if self.total == 1 and (step or 0) <= start_step and not may_be_luck:
-            return "no step was made: most likely the code is wrong, or the setting"
+            return "it failed before its first step, so the code or a setting is most likely wrong"
         if isinstance(error, WorkerError) and not isinstance(error, WorkerLost):
             key = (error.reason, step)
             if key in self._seen:
-                return f"the same error came twice at step {step}: the code is wrong"
+                return f"the same error occurred twice at step {step}, so the code is wrong"
             self._seen.add(key)
         if self.count > self.max_restarts:
             return (
@@ -84,7 +85,7 @@ def failed_step(error: BaseException | None) -> int | None:
 
 
 def describe_failure(error: BaseException) -> dict[str, Any]:
-    """A failure as an event, for whoever watches the run."""
+    """A failure as an event, for the run's observers."""
     worker: BaseException | None = error
     while worker is not None and not isinstance(worker, WorkerError):
         worker = worker.__cause__
@@ -106,7 +107,7 @@ def one_line(error: BaseException) -> str:
 
 
 def explain_spark_error(error: Exception, worker_python: str) -> Exception:
-    """A failure of which no worker could speak: it never came as far as our code."""
+    """A failure that no worker could report, as our code never ran in it."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -1,4 +1,8 @@
-"""What must hold before any job is submitted: slots, Spark's settings, the workers' Python."""
+"""What must hold before any job is submitted: slots, Spark's settings, the workers' Python.
+
+Runs at the driver, on the caller's thread; asks the SparkContext of a classic session, or only its
+settings where a `Setting` is given.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _CHECKED = (
     "spark.io.encryption.enabled",
     *_OPEN_WIRES_REFUSED,
 )
-BLOB_BYTES = 64 << 20  # what is larger goes beside Spark's channels
+BLOB_BYTES = 64 << 20  # larger objects bypass Spark's channels
 
 Setting = Callable[[str], str | None]
 
@@ -59,7 +63,7 @@ def read_settings(setting: Setting) -> dict[str, str]:
 
 
 def blob_threshold(setting: Setting) -> int | None:
-    """From how many bytes on things go beside Spark's channels; None where they never may.
+    """The size in bytes from which blobs bypass Spark's channels; None where they never may.
 
     A result must stay well below spark.driver.maxResultSize, which counts those of all tasks.
     """
@@ -95,8 +99,8 @@ def check_settings(conf: dict[str, str], *, many: bool, spools: bool, gang: bool
         if many and _is_true(conf, key):
             raise SetupError(
                 f"{key} is true, but neither Horovod's nor torch's Gloo sockets authenticate or "
-                "encrypt, so workers would talk in the open. Use a cluster whose network is "
-                f"trusted and where {key} is false, or num_workers=1"
+                "encrypt, so the workers' traffic would be readable. Use a cluster whose network "
+                f"is trusted and where {key} is false, or num_workers=1"
             )
     if spools and _is_true(conf, "spark.io.encryption.enabled"):
         raise SetupError(
@@ -106,7 +110,7 @@ def check_settings(conf: dict[str, str], *, many: bool, spools: bool, gang: bool
 
 
 def check_relay(conf: dict[str, str], needs_relay: bool, url: str) -> None:
-    """The relay asks for a token, but its bytes travel in the open."""
+    """The relay asks for a token, but its bytes are not encrypted."""
     for key in _OPEN_WIRES_REFUSED:
         if needs_relay and _is_true(conf, key):
             raise SetupError(

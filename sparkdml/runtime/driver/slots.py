@@ -1,9 +1,8 @@
-"""Slots for all roles of a run, asked for before anything starts: nobody may wait for a task that
-can't come.
+"""Slots for all roles of a run, checked before anything starts, and slots that are reserved.
 
-Tasks that stand beside all runs of this process until somebody ends them: they take slots.
-
-A run that counted on these slots would wait for ever.
+Runs at the driver, on the caller's thread. Without enough slots a barrier job would never start,
+and tasks would wait for others that can't. A server group's tasks outlive the runs that use them:
+they reserve their slots here, process-wide, so that no run counts on those.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Slots:
         self._kinds = roles_of(max(1, 2 if options.num_workers is None else options.num_workers))
 
     def _roles_of(self, num_workers: int) -> list[Role]:
-        """With those of others who hold slots meanwhile."""
+        """With the roles that have reserved slots."""
         return [*self._launched(num_workers), *reserved_roles()]
 
     @property
@@ -64,7 +63,7 @@ class Slots:
 
     @property
     def has_open_wires(self) -> bool:
-        """Whether ranks speak by a communicator, which neither authenticates nor encrypts."""
+        """Whether ranks use a communicator, which neither authenticates nor encrypts."""
         return num_tasks([role for role in self._kinds if role.gang]) > 1
 
     @property
@@ -78,7 +77,7 @@ class Slots:
             count = most_workers(self._roles_of, self._ask(count, usual))
         roles = self._roles_of(count)
         if self._is_elastic and not any(role.at_once for role in roles):
-            return count  # executors come once there is work for them
+            return count  # executors start once there is work for them
         for resources, needed in demands(roles, usual).items():
             self._ask(needed, resources, roles)
         return count

@@ -1,4 +1,4 @@
-"""The control wire's vocabulary: every message between a task and the driver, and every question.
+"""The control protocol: every message between a task and the driver, and every question.
 
 Pure values, used by both ends. Each message is one line of JSON on a `network.connection`, with the
 `type` under which it stands in `FROM_TASK` or `FROM_DRIVER`. A question travels inside an `Ask`,
@@ -6,7 +6,7 @@ with the `what` under which it stands in `QUESTIONS`; the same connection carrie
 
 A message that is not in these tables, or whose fields are not those of its class, raises
 `ProtocolError`. For a question that is an error of the task that asks, and of no other: its `ask`
-raises it, and the run goes on.
+raises it, and the run continues.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _build(what: str, name: object, values: Message, table: Mapping[str, type[Ki
     kind = table.get(name) if isinstance(name, str) else None
     if kind is None:
         known = ", ".join(map(repr, sorted(table)))
-        raise ProtocolError(f"there is no {what} {name!r} on the control wire, only {known}")
+        raise ProtocolError(f"there is no {what} {name!r} in the control protocol, only {known}")
     allowed = _FIELDS[kind]
     for unknown in values.keys() - allowed.keys():
         raise ProtocolError(f"the {what} {name!r} has no field {unknown!r}")

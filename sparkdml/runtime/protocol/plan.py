@@ -1,4 +1,7 @@
-"""The plan: the one frozen thing that is shipped to executors, built field by field."""
+"""A run's options, and the plan: the one frozen value that is shipped to executors.
+
+The driver builds the plan field by field; a task reads it. Neither has any behaviour.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Literal
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.stores.relay import RelayPlace
+from sparkdml.checks import check_seconds, check_whole
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT, Timeouts
 from sparkdml.runtime.protocol.kept_spools import KeptSpool
@@ -25,13 +29,20 @@ class Options:
     seed: int = 0
     slot_timeout: float = 60.0
     max_restarts: int = 3  # without a new checkpoint in between
-    min_workers: int = 1  # to go on with after a failure
-    replacement_seconds: float = 60.0  # to wait for an executor in place of a lost one
+    min_workers: int = 1  # to continue with after a failure
+    replacement_seconds: float = 60.0  # to wait for an executor to replace a lost one
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT
     name: str = "sparkdml"
     timeline: bool = False  # whether workers record spans
     forwards_output: bool = False  # whether what workers print and log is shown at the driver
-    keeps_on_interrupt: bool = False  # whether Ctrl-C asks the workers to end in good order
+    keeps_on_interrupt: bool = False  # whether Ctrl-C asks the workers to stop after their step
+
+    def __post_init__(self) -> None:
+        check_seconds("slot_timeout", self.slot_timeout, or_zero=True)
+        check_whole("max_restarts", self.max_restarts, 0)
+        check_whole("min_workers", self.min_workers, 1)
+        check_seconds("replacement_seconds", self.replacement_seconds, or_zero=True)
+        check_seconds("heartbeat_timeout", self.heartbeat_timeout)
 
     @property
     def timeouts(self) -> Timeouts:
@@ -40,13 +51,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a worker must know before it speaks to anybody."""
+    """Everything that a task must know before it connects to anything."""
 
     run_id: str
     role: Role  # in a job of several roles the first, until each task has found its own
     resources: Resources
     driver_host: str
-    driver_port: int  # the endpoint: liveness, events, failures
+    driver_port: int  # of the control server: liveness, events, failures
     store_port: int
     kv_port: int
     token: str
@@ -57,15 +68,15 @@ class Plan:
     checkpoint: CheckpointPlan | None = None
     roles: tuple[Role, ...] = ()  # all that this job has, if they are several
     first_number: int = 0  # of this job's tasks among all of the run
-    secret: bytes = field(default=b"", repr=False)  # of the run: never on a wire but Spark's own
+    secret: bytes = field(default=b"", repr=False)  # of the run: sent by Spark's own channel only
     must_encrypt: bool = False  # whether Spark's settings ask for it
     spools: Mapping[int, KeptSpool] = field(default_factory=dict)  # by rank, of an earlier attempt
     stale_spools: tuple[str, ...] = ()  # of earlier attempts, to be removed where they are found
     timeouts: Timeouts = field(default_factory=Timeouts)  # from heartbeatTimeout
     timeline: bool = False  # whether to record spans
     forwards_output: bool = False
-    blob_server: RelayPlace | None = None  # where what is large is fetched and left; None: by Spark
-    blob_bytes: int = 0  # from how many bytes on something is large
+    blob_server: RelayPlace | None = None  # None: everything goes by Spark
+    blob_bytes: int = 0  # larger objects go by the blob server
     counts_rows: bool = False  # whether workers must look at all rows first, as Spark can't tell
 
     @property

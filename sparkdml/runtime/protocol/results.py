@@ -1,7 +1,8 @@
-"""Results added up on the executors before the driver sees them: treeAggregate for `mapInArrow`.
+"""Results on their way from tasks to the driver: cut into pieces, joined, and merged in a tree.
 
-The pieces of every few results go to one task, which puts them together, adds them up, and yields
-the sum as pieces of the same form.
+Tasks cut their results, and the driver joins them. Where a run merges its results, it does so on
+the executors, like treeAggregate: one task joins the pieces of a few results, adds them up, and
+yields the sum as pieces of the same form.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Roles: the kinds of tasks that a run consists of, and how they are put into Spark jobs.
 
+Pure values and functions, used by the driver, by tasks, and by strategies that name their roles.
+
 Roles of the gang share one barrier job, in which those that read data have the first ranks. Each
 other role is a job of ordinary tasks, which Spark retries one by one. Every task of a run has a
 number: those of the job that trains come first.
@@ -44,7 +46,7 @@ RolesOf = Callable[[int], Sequence[Role]]  # of the number of workers
 
 
 def job_roles(roles: Sequence[Role]) -> list[tuple[Role, ...]]:
-    """The roles of each Spark job; first the job that trains, in front of it who reads the data."""
+    """The roles of each Spark job; first the job that trains, whose first role reads the data."""
     ordered = sorted(roles, key=lambda role: not role.trains_on_rows)  # stable
     gang = tuple(role for role in ordered if role.gang)
     jobs: list[tuple[Role, ...]] = [(role,) for role in ordered if not role.gang]
@@ -98,7 +100,7 @@ def describe(roles: Sequence[Role]) -> str:
 
 def _check(ordered: Sequence[Role], gang: Sequence[Role]) -> None:
     assert len({role.name for role in ordered}) == len(ordered), "each role has its own name"
-    assert all(role.count > 0 for role in ordered), "a role that nobody has is left out"
+    assert all(role.count > 0 for role in ordered), "a role without tasks is left out"
     assert sum(role.trains_on_rows for role in ordered) <= 1, "one role reads the data"
     for role in ordered:
         alone = role.count == 1 and not role.gang

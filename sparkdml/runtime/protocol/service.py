@@ -1,8 +1,9 @@
-"""A strategy's driver-side service, for what only one place can keep.
+"""A strategy's driver-side service, for state that only one process can keep.
 
-Membership, placement, which worker has which piece of the data: tasks ask for it with
+Membership, placement, which worker has which part of the data: tasks ask for it with
 `ctx.ask("lease", shard=3)`, and the driver answers on the control server's threads. In `dml.run`, a
-function object with a method `driver_service(num_workers)` has one too.
+function object with a method `driver_service(num_workers)` has one too. A service lives as long as
+a submission.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sparkdml.network.timeouts import Timeouts
 
 @dataclass(frozen=True)
 class TaskIdentity:
-    """A task of the run, as the desk knows it."""
+    """A task of the run, as a driver service sees it."""
 
     role: str
     rank: int  # among the tasks of its role
@@ -25,10 +26,14 @@ class TaskIdentity:
 
 
 class DriverService(Protocol):
-    """Lives as long as a submission. Called from several threads; answers without waiting."""
+    """Called from several threads; answers without waiting."""
 
     def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
-        """What a task asked, as JSON; a task that waits for something asks again."""
+        """The answer to a task's question, as JSON; a task that waits for something asks again.
+
+        A `ProtocolError` is raised in the task that asked, for a question that the service does not
+        know. Any other exception ends the run.
+        """
         ...
 
     def on_join(self, peer: TaskIdentity) -> None:
@@ -42,7 +47,7 @@ class DriverService(Protocol):
 
 @runtime_checkable
 class SharedService(DriverService, Protocol):
-    """A desk that shares a secret with somebody outside of the run, and is closed with it."""
+    """A service that shares a secret with a process outside of the run, and is closed with it."""
 
     secret: bytes  # becomes the run's own, which its tasks know
 

@@ -1,6 +1,8 @@
-"""What a worker's function sees: who it is, whom it can talk to, and its rows.
+"""`ctx`, what a worker's function is given: its rank, its communicator, its rows, its checkpoints.
 
-A worker's part in rows that move: it opens others' rows when asked to, and serves its own.
+Lives in a task's process, on its main thread, for as long as the function runs, and owns the
+communicators, the feed with its spool, and the checkpointer, which open when they are first used.
+Where rows move between workers, it also opens others' rows and serves its own.
 """
 
 from __future__ import annotations
@@ -121,7 +123,7 @@ class Context:
 
     @property
     def checkpoint(self) -> Checkpointer | None:
-        """Where to go on from and where to save, if the run was given a place for checkpoints."""
+        """Where to resume from and where to save, if the run was given a place for checkpoints."""
         if self._checkpoint is None and self.plan.checkpoint is not None and self.is_training_role:
             from sparkdml.checkpoint.checkpointer import Checkpointer
 
@@ -190,10 +192,10 @@ class Context:
         until: int | None = None,
         like_epoch: int | None = None,
     ) -> Iterator[LeasedBatch]:
-        """What this worker is given of all workers' rows: the quicker it comes back, the more.
+        """What this worker is given of all workers' rows: a faster worker gets more.
 
-        Needs a `LeaseService` at the driver, and no communicator. Every row comes to one worker, in
-        each epoch. All rows are read from Spark first. With `like_epoch` they come in the order and
+        Needs a `LeaseService` at the driver, and no communicator. In each epoch, every row goes to
+        one worker. All rows are read from Spark first. With `like_epoch` they come in the order and
         with the random numbers of that epoch, under whatever number they are leased.
         """
         request = BatchRequest(
@@ -243,7 +245,7 @@ class Context:
         return self._client.ask(ServiceQuestion(what, fields), timeout_seconds)
 
     def wait_for_the_end(self, timeout_seconds: float) -> bool:
-        """For who serves others: whether the driver has said, by then, that the run is over."""
+        """For tasks that serve others: whether the driver has said by then that the run is over."""
         return self._client.wait_for_the_end(timeout_seconds)
 
     def reached(self, step: int) -> None:
@@ -273,9 +275,9 @@ class Context:
             self._feed.close(keep=failed and goes_on)
 
     def close(self, failed: bool) -> None:
-        """Give everything back; after a failure without waiting for the other ranks."""
+        """Release everything; after a failure without waiting for the other ranks."""
         if self._checkpoint is not None and not failed:
-            self._checkpoint.wait()  # its last words need the feed
+            self._checkpoint.wait()  # its last parts need the feed
         self.spans.close()  # before Horovod ends, whose timeline it reads
         self.close_feed(failed)
         for comm in (self._comm, self._gang):
@@ -349,7 +351,7 @@ def _loggable(name: str, value: Any) -> Any:
 
 
 class MovingRows:
-    """Gone with the worker's feed."""
+    """A worker's part in rows that move between workers; closed with its feed."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -367,7 +369,7 @@ class MovingRows:
 
     @property
     def leases(self) -> LeaseReader:
-        """By way of the desk at the driver; a worker that can't map its peers' rows may come."""
+        """By way of the driver service; also for a worker that can't map its peers' rows."""
         if self._leases is None:
             if self._ctx.size > 1:
                 self._serve()

@@ -1,4 +1,4 @@
-"""The worker's end of the control wire: it beats, reports events and failures, and asks.
+"""A task's control client: it sends heartbeats, events and its failure, and asks questions.
 
 Runs in a task's process and owns its connection to the driver's control server. One thread sends
 beats and events, so that a slow or dead driver never holds up a training step, and another one

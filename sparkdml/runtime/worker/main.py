@@ -1,9 +1,8 @@
-"""What runs inside a Spark task: set up, call the body, report, hand the result back in pieces.
+"""What runs inside a Spark task: set up, call the body, report, return the result in pieces.
 
 The Python process is Spark's and may serve other jobs afterwards, so everything that is changed
-here (environment, thread count, random state, process groups) is put back.
-
-What unmodified Horovod and DDP scripts open in a worker, and how it is let go of.
+here (environment, thread count, random state) is restored, and what an unmodified Horovod or DDP
+script has opened is closed. Owns the control client and the context of the task.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def run_worker(plan: Plan, body: Body, source: Iterator[Any]) -> Iterator[tuple[
     index, hosts = find_rank(plan, task)
     role, role_rank = role_and_rank(plan.job_roles, index)
     plan, number = replace(plan, role=role), plan.first_number + index
-    rank = index if role.gang else 0  # of the communicator: who is no gang has one of his own
+    rank = index if role.gang else 0  # of the communicator: a task outside of a gang has its own
     hello = Hello(
         role.name,
         role_rank,
@@ -88,7 +87,7 @@ def _run_body(
     seed_everything(plan.seed)  # the same on every rank: models that are built here begin alike
     chunks, rows = None, None
     if plan.role.reads == "none":
-        pass  # its partition is empty, or a mere number
+        pass  # its partition is empty, or holds a number
     elif plan.source == "arrow":
         assert plan.feed is not None
         chunks = read_arrow(source, plan.feed)
@@ -110,7 +109,7 @@ def _run_body(
     )
     failed = True
     try:
-        # Closed before anything else is: last words are sent while there is a wire.
+        # Closed first: its last lines must be sent before this task reports its end.
         output = WorkerOutput(client, ctx.host) if plan.forwards_output else nullcontext()
         with output:
             result = fetch(body, plan.blob_server, spool_directory())(ctx)
@@ -202,11 +201,11 @@ _of_failed: list[Any] = []  # an error has the script's variables, until its pro
 
 @contextmanager
 def kept_groups() -> Iterator[None]:
-    """Hold the process groups that a script opens, until it has let go of its models.
+    """Hold the process groups that a script opens, until it has dropped its models.
 
     A DDP model that is dropped after `destroy_process_group` would be the last to have its group.
     It ends the group's thread with Python's lock in hand, for which that thread may be waiting (to
-    drop the last gradients): both would wait for ever. Python itself drops a group without it.
+    drop the last gradients): both would wait forever. Python itself drops a group without it.
     """
     torchs: Any = sys.modules.get("torch.distributed.distributed_c10d")
     make: Any = getattr(torchs, MAKES_GROUPS, None)

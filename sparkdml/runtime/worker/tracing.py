@@ -1,6 +1,7 @@
-"""Switches the timeline on in a worker: a recorder, and a communicator that uses it.
+"""Communicators in a worker, with the timeline's recorder around them where a run has a timeline.
 
-What gradients and models are added up by, beside the worker's own communicator.
+Runs in a task's process, on its main thread. Strategies open here what reduces their gradients and
+models beside the worker's own communicator.
 """
 
 from __future__ import annotations

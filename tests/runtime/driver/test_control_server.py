@@ -345,7 +345,7 @@ def test_an_unknown_question_is_an_error_of_the_asker_alone(server):
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ({"what": "colour", "fields": {}}, "there is no question 'colour' on the control wire"),
+        ({"what": "colour", "fields": {}}, "there is no question 'colour' in the control protocol"),
         ({"what": 7, "fields": {}}, "'ask' has what=7"),
         ({"what": "rows"}, "'ask' lacks its field 'fields'"),
         ({"what": "rows", "fields": {}}, "'rows' lacks its field 'num_rows'"),

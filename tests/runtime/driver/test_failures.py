@@ -55,7 +55,7 @@ def test_the_same_exception_twice_at_one_step_is_a_bug():
 
 def test_a_first_submission_that_made_no_step():
     for error in (raised("ValueError: shapes", 0), SetupError("no module")):
-        assert "no step was made" in Restarts(9).why_not(error, -1, 0)
+        assert "before its first step" in Restarts(9).why_not(error, -1, 0)
     assert Restarts(9).why_not(LOST, -1, 0) is None
 
 
@@ -63,7 +63,7 @@ def test_a_first_submission_that_made_no_step():
     "error", [DataError("x"), NonFiniteLoss(1.0, 1, 1, 0), CheckpointError("x"), OSError("x")]
 )
 def test_what_is_certain_to_come_again(error):
-    assert Restarts(9).why_not(error, 10, 0) == "it would come again"
+    assert Restarts(9).why_not(error, 10, 0) == "another attempt would fail in the same way"
 
 
 def test_a_store_may_come_back():

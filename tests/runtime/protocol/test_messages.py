@@ -1,4 +1,4 @@
-"""The control wire's tables: every message comes back from its line, any other is refused."""
+"""The control protocol's tables: every message comes back from its line, any other is refused."""
 
 import json
 
@@ -75,7 +75,7 @@ def test_a_message_comes_back_from_its_line(message):
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ({}, "there is no message None on the control wire, only 'ask', 'beat', "),
+        ({}, "there is no message None in the control protocol, only 'ask', 'beat', "),
         ({"type": "song"}, "there is no message 'song'"),
         ({"type": ["beat"]}, r"there is no message \['beat'\]"),
         ({"type": "beat", "loud": True}, "the message 'beat' has no field 'loud'"),

@@ -59,7 +59,7 @@ class Cluster(Protocol):
         profile: ResourceProfile | None,
         timeout_seconds: float,
     ) -> int:
-        """After a failure: how many workers to go on with."""
+        """After a failure: how many workers to continue with."""
         ...
 
     def thread(self, target: Callable[[], None], group: str, name: str) -> threading.Thread:

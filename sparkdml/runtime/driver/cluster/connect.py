@@ -64,7 +64,7 @@ class ConnectCluster:
         return int(self.setting("spark.task.cpus") or 1)
 
     def check_worker_python(self) -> None:
-        """The probe of the slots tells."""
+        """The probe of the slots finds out."""
 
     def task_profile(self, resources: Resources) -> ResourceProfile | None:
         cpus = self.task_cpus()
@@ -148,7 +148,7 @@ class ConnectCluster:
         return False  # a client has no way to end a single task
 
     def _probe(self, count: int, timeout_seconds: float, gang: bool = True) -> None:
-        """So many tasks that each try to reach this process, as a gang if the run needs one."""
+        """Run `count` tasks that each try to reach this process, as a gang if the run needs one."""
         host, group = self.driver_host(), f"sparkdml-probe-{uuid.uuid4()}"
         failure: list[Exception] = []
         with _listener(host) as server:
@@ -169,7 +169,7 @@ class ConnectCluster:
                 self.cancel(group)
                 thread.join(10)
                 raise NotEnoughSlots(
-                    f"no {count} workers have started at once within "
+                    f"{count} workers could not start at once within "
                     f"slotTimeout={timeout_seconds:g} s: the cluster has fewer slots, or other "
                     "jobs hold them. Ask for fewer workers, or raise slotTimeout"
                 )
