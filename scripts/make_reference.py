@@ -80,7 +80,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "GradientMonitor",
         "EMA",
     ),
-    "Checkpoints": ("Checkpoints", "Keep"),
+    "Checkpoints": ("Checkpoints", "Keep", "CheckpointStore"),
     "Watching": ("History", "MLflow", "TensorBoard", "mlflow"),
     "Extending": (
         "Compression",
@@ -99,6 +99,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Tracker",
         "TrackerSettings",
         "ReceivesOutcome",
+        "check_name",
     ),
     "Saving": ("allow_pickle",),
     "Errors": ("Error", "Lost", "NonFiniteLoss", "NotEnoughSlots"),
@@ -250,7 +251,7 @@ def methods_of(cls: type, public: set[type]) -> Iterator[tuple[str, Any]]:
 
 
 def describe_class(name: str, cls: type, public: set[type]) -> Iterator[str]:
-    is_given = name in GIVEN or issubclass(cls, Exception)
+    is_given = name in GIVEN or issubclass(cls, Exception) or getattr(cls, "_is_protocol", False)
     if not params_of(cls) and not is_given:
         yield from ("```text", signature_of(name, cls), "```", "")
     yield from (describe_doc(cls.__doc__), "")

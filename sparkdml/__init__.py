@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkdml.checkpoint.checkpoints import Checkpoints as Checkpoints
     from sparkdml.checkpoint.keep import Keep as Keep
+    from sparkdml.checkpoint.stores.base import CheckpointStore as CheckpointStore
     from sparkdml.classification import TorchClassificationModel as TorchClassificationModel
     from sparkdml.classification import TorchClassifier as TorchClassifier
     from sparkdml.comparison.advise import advise as advise
@@ -106,6 +107,7 @@ _HOMES = {
     "BlockMomentum": "sparkdml.strategies.local.block_momentum",
     "Callback": "sparkdml.training.callbacks",
     "CheckpointError": "sparkdml.errors",
+    "CheckpointStore": "sparkdml.checkpoint.stores.base",
     "Checkpoints": "sparkdml.checkpoint.checkpoints",
     "Context": "sparkdml.runtime.worker.context",
     "DataError": "sparkdml.errors",

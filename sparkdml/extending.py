@@ -7,6 +7,7 @@ neither at the driver nor in a worker. docs/how-to-extend.md says which name is 
 """
 
 from sparkdml.checkpoint.state import Entry, State
+from sparkdml.checkpoint.stores.base import check_name
 from sparkdml.comm.base import Communicator, Work
 from sparkdml.compression.base import Compression, Reducer, Unfinished, begin_stats
 from sparkdml.compression.error_feedback import ResidualReducer
@@ -32,4 +33,5 @@ __all__ = [
     "Unfinished",
     "Work",
     "begin_stats",
+    "check_name",
 ]

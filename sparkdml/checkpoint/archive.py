@@ -22,14 +22,14 @@ from sparkdml.checkpoint.manifest import (
     submission_name,
 )
 from sparkdml.checkpoint.state import State
-from sparkdml.checkpoint.stores.base import Store
+from sparkdml.checkpoint.stores.base import CheckpointStore
 from sparkdml.errors import CheckpointError
 
 
 class Archive:
     """Reads and writes the records; what is damaged is warned of and passed over."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: CheckpointStore) -> None:
         self.store = store
         self._known: dict[str, Manifest] = {}  # a long run has many, and they hardly change
 
@@ -139,7 +139,7 @@ def rank_part(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def read_part(store: Store, manifest: Manifest, part: Part) -> bytes:
+def read_part(store: CheckpointStore, manifest: Manifest, part: Part) -> bytes:
     """A part's bytes, if they are those that were written."""
     name = part_name(manifest.id, part.name)
     try:

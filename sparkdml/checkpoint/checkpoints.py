@@ -20,6 +20,8 @@ from sparkdml.checkpoint.keep import Keep, parse_keep
 from sparkdml.checkpoint.lineage import Lineage
 from sparkdml.checkpoint.manifest import Manifest
 from sparkdml.checkpoint.policy import Interval, check_failure_seconds, parse_every
+from sparkdml.checkpoint.stores.base import CheckpointStore
+from sparkdml.checkpoint.stores.given import GivenPlace, check_store
 from sparkdml.checkpoint.stores.places import StoreAccess, resolve_place
 from sparkdml.errors import CheckpointError, ParameterError
 from sparkdml.session import find_session
@@ -70,45 +72,65 @@ class Checkpoints:
         resume: what to do if the place holds another run. "auto": say what differs, and stop;
             "force": go on from its newest state all the same.
         failure_seconds: the mean time between failures, for "auto"; None: as observed.
+        store: a store of your own in place of `path`: a `dml.CheckpointStore`. It must be possible
+            to pickle it, since the workers use copies of it.
         storage_options: for the store, as fsspec takes them: credentials, an endpoint.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | None = None,
         every: int | str | timedelta | Interval = "auto",
         keep: int | Keep | None = 3,
         *,
+        store: CheckpointStore | None = None,
         resume: Literal["auto", "force"] = "auto",
         failure_seconds: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(path, str) or not path:
-            raise ParameterError("path", path, "a URL or a path, for instance 's3://bucket/run'")
+        if store is not None:
+            for name, value in (("path", path), ("storage_options", storage_options)):
+                if value:
+                    raise ParameterError(name, value, "left out where store= is given")
+            check_store(store)
+        elif not isinstance(path, str) or not path:
+            raise ParameterError(
+                "path", path, "a URL or a path, for instance 's3://bucket/run'; or store= is given"
+            )
         if resume not in ("auto", "force"):
             raise ParameterError("resume", resume, "'auto' or 'force'")
         self.path = path
+        self.store = store
         self.every = parse_every(every)
         self.keep = parse_keep(keep)
         self.resume = resume
         self.failure_seconds = check_failure_seconds(failure_seconds)
         self.storage_options = dict(storage_options or {})
 
-    def open(self, spark: SparkSession | None) -> StoreAccess:
-        return resolve_place(self.path, self.storage_options, spark)
+    @property
+    def url(self) -> str:
+        """The place, for messages."""
+        return self.store.url if self.store is not None else str(self.path)
+
+    def open(self, spark: SparkSession | None = None) -> StoreAccess:
+        """The store, until it is closed; None finds the session, if the path needs one."""
+        if self.store is not None:
+            return StoreAccess(GivenPlace(self.store))
+        assert self.path is not None
+        return resolve_place(self.path, self.storage_options, spark or _session(self.path))
 
     def lineage(self) -> Lineage:
         """The graph of all checkpoints: where the run began, failed, resumed, forked, ended.
 
         Prints as text; a notebook shows it as a picture.
         """
-        with self.open(_session(self.path)) as access:
+        with self.open() as access:
             archive = Archive(access.driver_store())
             return Lineage(archive.manifests(), archive.submissions())
 
     def newest(self) -> Manifest | None:
         """The complete checkpoint from which a run would go on."""
-        with self.open(_session(self.path)) as access:
+        with self.open() as access:
             return Archive(access.driver_store()).newest()
 
     def replay(self, step: int, estimator: Replayable, dataset: DataFrame) -> Replayed:
@@ -145,14 +167,14 @@ class Checkpoints:
         lineage = self.lineage()
         found = lineage.nearest(step)
         if found is None:
-            raise CheckpointError(f"{self.path} has no checkpoint at or before step {step}")
+            raise CheckpointError(f"{self.url} has no checkpoint at or before step {step}")
         tip = lineage.line()[-1]
         if step > tip.step:
             raise ParameterError("step", step, f"a step of the run's past: 0 to {tip.step}")
         return found, lineage.after(found)
 
     def without_secrets(self) -> Checkpoints:
-        """For a file: credentials in `storage_options` are nobody else's business."""
+        """A copy for a file: `storage_options` may hold credentials."""
         return Checkpoints(
             self.path,
             self.every,
@@ -162,11 +184,12 @@ class Checkpoints:
         )
 
     def __repr__(self) -> str:
-        return f"Checkpoints({self.path!r}, every={str(self.every)!r})"
+        where = repr(self.path) if self.store is None else f"store={self.store!r}"
+        return f"Checkpoints({where}, every={str(self.every)!r})"
 
 
 def _session(path: str) -> SparkSession | None:
-    """The active one, if there is one. Only a path without a scheme means nothing without Spark."""
+    """The active one, if there is one. Only a path without a scheme needs one to mean something."""
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() or (None if ":" in path else find_session(None))

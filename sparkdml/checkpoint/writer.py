@@ -19,7 +19,7 @@ from torch import Tensor
 from sparkdml.checkpoint.encoding import Stream, Tensors, take_apart
 from sparkdml.checkpoint.manifest import Part, part_name
 from sparkdml.checkpoint.state import State
-from sparkdml.checkpoint.stores.base import Store
+from sparkdml.checkpoint.stores.base import CheckpointStore
 
 
 class Staging:
@@ -86,7 +86,7 @@ class Hashed:
 class Writer:
     """The worker's background writer. `busy` while a write is in flight."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._staging: dict[str, Staging] = {}
         self._thread: threading.Thread | None = None

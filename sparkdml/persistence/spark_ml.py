@@ -212,6 +212,12 @@ def _as_saved(value: Any) -> Any:
     if isinstance(value, ModelPersistence):
         model: Any = value
         return dict(model.module.state_dict())
+    if isinstance(value, Checkpoints) and value.store is not None:
+        raise SetupError(
+            "an estimator with checkpoint=Checkpoints(store=…) can't be saved: the store may hold "
+            "credentials. Save it without, estimator.clear(estimator.checkpoint), and set the "
+            "checkpoint again after loading"
+        )
     if isinstance(value, Checkpoints) and value.storage_options:
         warnings.warn(
             "the storage_options of checkpoint= are not saved: they may hold credentials. Set "

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sparkdml.checkpoint.stores.base import Buffer, Store
+from sparkdml.checkpoint.stores.base import Buffer, CheckpointStore
 
-OpenStore = Callable[[], Store]
+OpenStore = Callable[[], CheckpointStore]
 
 
 class FailingChunks:
@@ -48,10 +48,10 @@ class StoreContract:
         raise NotImplementedError("override this fixture")
 
     @pytest.fixture
-    def store(self, open_store: OpenStore) -> Store:
+    def store(self, open_store: OpenStore) -> CheckpointStore:
         return open_store()
 
-    def test_an_object_is_its_chunks_in_order(self, store: Store) -> None:
+    def test_an_object_is_its_chunks_in_order(self, store: CheckpointStore) -> None:
         numbers = array.array("d", [1.5, 2.5])
         chunks: list[Buffer] = [
             b"ab",
@@ -63,12 +63,12 @@ class StoreContract:
         store.write("checkpoints/7/state", chunks)
         assert store.read("checkpoints/7/state") == b"abcdef" + numbers.tobytes()
 
-    def test_an_object_may_be_empty(self, store: Store) -> None:
+    def test_an_object_may_be_empty(self, store: CheckpointStore) -> None:
         store.write("empty", [])
         assert store.read("empty") == b""
         assert store.names() == ["empty"]
 
-    def test_a_large_object(self, store: Store, open_store: OpenStore) -> None:
+    def test_a_large_object(self, store: CheckpointStore, open_store: OpenStore) -> None:
         pattern = bytes(range(256)) * 4096
         store.write("large", [memoryview(pattern)] * (self.large_bytes // len(pattern)))
         content = open_store().read("large")
@@ -93,7 +93,7 @@ class StoreContract:
             assert reader.names("folder/") == ["folder/state"]
             assert reader.read("folder/state") == content
 
-    def test_a_missing_object_is_file_not_found(self, store: Store) -> None:
+    def test_a_missing_object_is_file_not_found(self, store: CheckpointStore) -> None:
         with pytest.raises(FileNotFoundError):
             store.read("nothing/there")
         store.write("folder/state", [b"x"])
@@ -102,7 +102,7 @@ class StoreContract:
         with pytest.raises(FileNotFoundError):
             store.read("folder")
 
-    def test_names_are_sorted_and_filtered_by_prefix(self, store: Store) -> None:
+    def test_names_are_sorted_and_filtered_by_prefix(self, store: CheckpointStore) -> None:
         names = ["checkpoints/10/a", "checkpoints/2/b", "checkpoints/2/deep/c", "plan.json"]
         for name in reversed(names):
             store.write(name, [b"x"])
@@ -115,7 +115,7 @@ class StoreContract:
         assert store.names("checkpoints/2/b/") == []
         assert store.names("elsewhere/") == []
 
-    def test_a_removed_object_is_gone(self, store: Store) -> None:
+    def test_a_removed_object_is_gone(self, store: CheckpointStore) -> None:
         store.write("folder/a", [b"x"])
         store.write("folder/ab", [b"x"])
         store.remove("folder/a")
@@ -123,13 +123,15 @@ class StoreContract:
         with pytest.raises(FileNotFoundError):
             store.read("folder/a")
 
-    def test_removing_what_is_not_there_is_no_error(self, store: Store) -> None:
+    def test_removing_what_is_not_there_is_no_error(self, store: CheckpointStore) -> None:
         store.remove("nothing/there")
         store.write("folder/a", [b"x"])
         store.remove("folder/b")
         assert store.names() == ["folder/a"]
 
-    def test_a_write_that_fails_leaves_nothing(self, store: Store, open_store: OpenStore) -> None:
+    def test_a_write_that_fails_leaves_nothing(
+        self, store: CheckpointStore, open_store: OpenStore
+    ) -> None:
         with pytest.raises(FailingChunks.Failure):
             store.write("folder/state", FailingChunks(3, b"half"))
         assert open_store().names() == []
@@ -137,7 +139,7 @@ class StoreContract:
             open_store().read("folder/state")
 
     def test_a_large_write_that_fails_leaves_the_older_object(
-        self, store: Store, open_store: OpenStore
+        self, store: CheckpointStore, open_store: OpenStore
     ) -> None:
         store.write("folder/state", [b"older"])
         with pytest.raises(FailingChunks.Failure):
@@ -147,7 +149,9 @@ class StoreContract:
         store.write("folder/state", [b"newer"])
         assert open_store().read("folder/state") == b"newer"
 
-    def test_an_unfinished_object_is_not_listed(self, store: Store, open_store: OpenStore) -> None:
+    def test_an_unfinished_object_is_not_listed(
+        self, store: CheckpointStore, open_store: OpenStore
+    ) -> None:
         seen: list[list[str]] = []
 
         class Watching:
@@ -180,7 +184,9 @@ class StoreContract:
         assert open_store().names() == ["folder/state"]
 
     @pytest.mark.parametrize("name", ["", "/etc/passwd", "../up", "a/../../up", "a//b", "a/"])
-    def test_a_name_that_leaves_the_store_is_refused(self, store: Store, name: str) -> None:
+    def test_a_name_that_leaves_the_store_is_refused(
+        self, store: CheckpointStore, name: str
+    ) -> None:
         with pytest.raises(ValueError, match="name must be a relative path"):
             store.write(name, [b"x"])
         with pytest.raises(ValueError, match="name must be a relative path"):

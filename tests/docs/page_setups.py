@@ -17,6 +17,7 @@ PLACES = {
     "s3://bucket": "file:{folder}/bucket",
     '"data/': '"{folder}/data/',
     '"models/': '"{folder}/models/',
+    '"/tmp/run-7': '"{folder}/run-7',
 }
 
 # (page, first line of the block, why it can't be run). The test counts them.
@@ -34,6 +35,7 @@ SETUPS = {
     "docs/how-to-objectives-and-data.md": "digits_pictures_sentences.py",
     "docs/how-to-see-a-run.md": "digits_estimator.py",
     "docs/how-to-write-a-callback.md": "digits_estimator.py",
+    "docs/how-to-write-a-checkpoint-store.md": "digits_estimator.py",
     "docs/how-to-write-a-compressor.md": "digits_estimator.py",
     "docs/how-to-write-a-tracker.md": "digits_estimator.py",
     "docs/how-to-share-a-cluster.md": "digits_estimator.py",

@@ -1,6 +1,7 @@
-"""The store's interface: named objects in one place that all hosts of a run can reach.
+"""The interface of checkpoint stores; which names objects may have, and which are temporary.
 
-Which names objects may have, and how an unfinished one is called until it is whole.
+Stores are used at the driver and in the workers, there by the training thread (reading) and the
+checkpoint thread (writing).
 """
 
 from __future__ import annotations
@@ -12,16 +13,26 @@ from typing import Protocol
 Buffer = bytes | bytearray | memoryview
 
 
-class Store(Protocol):
-    """Four methods; bring your own. A name is a relative path such as `checkpoints/7/state`."""
+class CheckpointStore(Protocol):
+    """A place of named objects that the driver and all workers of a run can reach.
+
+    Write one for `dml.Checkpoints(store=…)`. It is pickled for the workers, and its methods are
+    called by several threads at once. A name is a relative path such as `checkpoints/7/state`.
+
+    An OSError is taken for trouble that may pass, and the operation is tried again, up to five
+    times; a PermissionError, a FileNotFoundError and the like are not, nor is any other exception.
+    """
 
     @property
     def url(self) -> str:
-        """For messages."""
+        """The place, for messages; without credentials."""
         ...
 
     def write(self, name: str, chunks: Iterable[Buffer]) -> None:
-        """Make or replace an object. It appears whole or not at all, and is durable on return."""
+        """Make or replace an object. It appears whole or not at all, and is durable on return.
+
+        If iterating over `chunks` raises, the object stays what it was.
+        """
         ...
 
     def read(self, name: str) -> bytes:
@@ -33,7 +44,7 @@ class Store(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Delete an object. That there is none is no error."""
+        """Delete an object. If there is none, nothing happens."""
         ...
 
 
@@ -43,14 +54,17 @@ class Place(Protocol):
     @property
     def url(self) -> str: ...
 
-    def open(self) -> Store: ...
+    def open(self) -> CheckpointStore: ...
 
 
 _SUFFIX = ".partial"
 
 
 def check_name(name: str) -> str:
-    """The name, if it stays inside the store: names come from manifests and over sockets."""
+    """The name, if it stays inside the store; else a ValueError.
+
+    Names come from manifests and over sockets: a store checks them before it makes a path of them.
+    """
     if any(part in ("", ".", "..") for part in name.split("/")) or not name.isprintable():
         raise ValueError(
             f"an object's name must be a relative path without empty parts, '.' or '..', "

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdml.checkpoint.stores.base import Place, Store
+from sparkdml.checkpoint.stores.base import CheckpointStore, Place
 from sparkdml.checkpoint.stores.fsspec_store import FsspecPlace
 from sparkdml.checkpoint.stores.hadoop import HadoopStore, Jvm
 from sparkdml.checkpoint.stores.local import LocalPlace, path_of
@@ -83,7 +83,7 @@ class StoreAccess:
         """Whether workers reach it only through the driver."""
         return self._through_driver is not None
 
-    def driver_store(self) -> Store:
+    def driver_store(self) -> CheckpointStore:
         """With retries."""
         store = self._place.open() if self._place is not None else self._behind_relay()
         return Retrying(store)

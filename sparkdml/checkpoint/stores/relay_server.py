@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import BinaryIO, Protocol, runtime_checkable
 
-from sparkdml.checkpoint.stores.base import Store
+from sparkdml.checkpoint.stores.base import CheckpointStore
 from sparkdml.checkpoint.stores.relay import WIRE, receive_frames
 from sparkdml.checkpoint.stores.retrying import is_transient
 from sparkdml.network.connection import Connection, Message
@@ -43,7 +43,7 @@ class RelayServer:
     """
 
     def __init__(
-        self, store: Store, host: str, token: str, timeouts: Timeouts | None = None
+        self, store: CheckpointStore, host: str, token: str, timeouts: Timeouts | None = None
     ) -> None:
         self._store, self._timeouts = store, timeouts or Timeouts()
         self._listener = Listener(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sparkdml.checkpoint.stores.base import Buffer, Place, Store
+from sparkdml.checkpoint.stores.base import Buffer, CheckpointStore, Place
 from sparkdml.errors import StoreError
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Retrying:
 
     def __init__(
         self,
-        store: Store,
+        store: CheckpointStore,
         attempts: int = 5,
         first_seconds: float = 0.2,
         longest_seconds: float = 10.0,
