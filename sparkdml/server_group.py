@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from sparkdml.checks import check_whole
+from sparkdml.network.timeouts import SERVER_GROUP_LEAVE_SECONDS
 from sparkdml.parameter_server.application import Applications
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import TAP, Consistency
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typing_extensions import Self
 
-LEAVE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 
 
@@ -98,12 +98,12 @@ class ServerGroup:
     def close(self) -> None:
         """End the servers. Runs that still use them fail, and say why."""
         self.applications.end("the server group was closed")
-        self._thread.join(LEAVE_SECONDS)
+        self._thread.join(SERVER_GROUP_LEAVE_SECONDS)
         self._reserved.close()
         if self._thread.is_alive():
             warnings.warn(
-                f"the servers have not ended within {LEAVE_SECONDS:g} s: their job may still take "
-                f"{self.num_servers} slots",
+                f"the servers have not ended within {SERVER_GROUP_LEAVE_SECONDS:g} s: their job "
+                f"may still take {self.num_servers} slots",
                 stacklevel=2,
             )
         elif self._error is not None:

@@ -12,8 +12,6 @@ from torch._C._distributed_c10d import Store
 
 from sparkdml.errors import CommunicationError
 
-LOOK_EVERY_SECONDS = 0.5
-
 _KEY = "sparkdml/alarm"
 
 

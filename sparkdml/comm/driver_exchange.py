@@ -21,6 +21,7 @@ from torch import Tensor
 from sparkdml.comm.base import ReduceOp, Work, reduce_in_rank_order
 from sparkdml.comm.composed import ComposedCommunicator, Done
 from sparkdml.errors import CommunicationError
+from sparkdml.network.timeouts import DRIVER_EXCHANGE_SECONDS
 
 # The limit for all ranks' content in one answer: a line of the control connection has a maximum
 # length, and base64 makes the content a third longer, plus some bytes per rank.
@@ -71,7 +72,12 @@ class DriverCommunicator(ComposedCommunicator):
     native_dtypes = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 
     def __init__(
-        self, rank: int, size: int, ask: Ask, wait_seconds: float = 600.0, group: str = ""
+        self,
+        rank: int,
+        size: int,
+        ask: Ask,
+        wait_seconds: float = DRIVER_EXCHANGE_SECONDS,
+        group: str = "",
     ) -> None:
         self.rank, self.size = rank, size
         self._ask, self._wait_seconds, self._group = ask, wait_seconds, group

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
+from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import Communicator, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
 from sparkdml.comm.environment import HOROVOD_DEFAULTS, process_environment, temporary_environment
-from sparkdml.comm.torch import ARRIVAL_TIMEOUT_SECONDS, TorchCommunicator
+from sparkdml.comm.torch import TorchCommunicator
 from sparkdml.comm.torch_groups import connect_store, make_groups
 from sparkdml.errors import CommunicationError, SetupError
+from sparkdml.network.timeouts import ALARM_LOOK_SECONDS, ARRIVAL_TIMEOUT_SECONDS
 
 # How many reductions of one kind may be in flight before the oldest is awaited.
 NAMES_PER_KIND = 8
@@ -61,11 +62,11 @@ class HorovodWork:
             self.result = self._hvd.synchronize(handle)
 
     def _sleep_until_done(self, handle: Any) -> None:
-        look_at = time.monotonic() + LOOK_EVERY_SECONDS
+        look_at = time.monotonic() + ALARM_LOOK_SECONDS
         while not self._hvd.poll(handle):
             if self._alarm is not None and time.monotonic() > look_at:
                 self._alarm.check()
-                look_at = time.monotonic() + LOOK_EVERY_SECONDS
+                look_at = time.monotonic() + ALARM_LOOK_SECONDS
             time.sleep(PAUSE_SECONDS)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparkdml.comm import arguments
-from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
+from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
 from sparkdml.comm.environment import temporary_environment
@@ -28,8 +28,8 @@ from sparkdml.comm.mpi_names import INSTALL_MPI, SERVER_KEY, open_mpi_settings, 
 from sparkdml.comm.torch_groups import connect_store
 from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, SetupError
+from sparkdml.network.timeouts import ALARM_LOOK_SECONDS, ARRIVAL_TIMEOUT_SECONDS
 
-ARRIVAL_TIMEOUT_SECONDS = 120.0
 LONGEST_SLEEP = 0.001  # seconds between two polls
 SPINS = 200  # polls without a sleep, in which a short message arrives
 
@@ -59,7 +59,7 @@ class MPIWork:
                 looks += 1
                 if looks > SPINS:
                     time.sleep(min(LONGEST_SLEEP, 1e-5 * (looks - SPINS)))
-                if time.monotonic() - looked > LOOK_EVERY_SECONDS:
+                if time.monotonic() - looked > ALARM_LOOK_SECONDS:
                     self._alarm.check()
                     looked = time.monotonic()
         except CommunicationError:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from sparkdml.comm.base import Communicator, PointToPoint
+from sparkdml.network.timeouts import PEERS_LOOK_SECONDS
 
 Result = TypeVar("Result")
 
@@ -27,16 +28,13 @@ def messages_of(peers: Communicator) -> PointToPoint:
     return messages
 
 
-LOOK_SECONDS = 0.5
-
-
 def join(thread: threading.Thread, comm: Communicator) -> None:
     """Wait for a thread that exchanges messages; a failure of another rank ends the wait, too.
 
     Gloo does not interrupt a receive from any rank when one of them is gone.
     """
     while thread.is_alive():
-        thread.join(LOOK_SECONDS)
+        thread.join(PEERS_LOOK_SECONDS)
         if thread.is_alive():
             comm.check()
 
@@ -58,7 +56,7 @@ class Watched(Generic[Result]):
         self._calls.put(function)
         while True:
             try:
-                result, error = self._results.get(timeout=LOOK_SECONDS)
+                result, error = self._results.get(timeout=PEERS_LOOK_SECONDS)
             except queue.Empty:
                 self._comm.check()
                 continue

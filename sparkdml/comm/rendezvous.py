@@ -25,6 +25,7 @@ from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.interface import interface_towards
 from sparkdml.errors import ParameterError, SetupError
 from sparkdml.network.listener import bind
+from sparkdml.network.timeouts import KEY_VALUE_HOLD_SECONDS, KEY_VALUE_REQUEST_SECONDS
 
 MAX_KEY_BYTES = 1024
 MAX_VALUE_BYTES = 1 << 20  # the addresses of one rank's sockets: some 200 bytes for each peer
@@ -32,10 +33,6 @@ MAX_TOTAL_BYTES = 64 << 20
 MAX_ENTRIES = 1 << 16
 MAX_CONNECTIONS = 4096
 MAX_HEAD_BYTES = 8192
-REQUEST_TIMEOUT_SECONDS = 10.0
-# The client retries a missing key every 10 ms. Delaying the answer until the key arrives saves
-# these requests; the delay must stay well below any time-out of the client.
-HOLD_SECONDS = 0.25
 
 
 class _Rejected(Exception):
@@ -105,7 +102,7 @@ class KeyValueServer:
             return
         self._requests.add(task)
         try:
-            await asyncio.wait_for(self._serve(reader, writer), REQUEST_TIMEOUT_SECONDS)
+            await asyncio.wait_for(self._serve(reader, writer), KEY_VALUE_REQUEST_SECONDS)
         except (asyncio.TimeoutError, ConnectionError, asyncio.CancelledError):
             pass  # A slow, broken or late client only loses its connection.
         finally:
@@ -160,7 +157,7 @@ class KeyValueServer:
         if key not in self._entries:
             arrival = self._arrivals.setdefault(key, asyncio.Event())
             try:
-                await asyncio.wait_for(arrival.wait(), HOLD_SECONDS)
+                await asyncio.wait_for(arrival.wait(), KEY_VALUE_HOLD_SECONDS)
             except asyncio.TimeoutError:
                 if self._arrivals.get(key) is arrival:
                     del self._arrivals[key]

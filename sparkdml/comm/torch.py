@@ -26,8 +26,8 @@ from sparkdml.comm.torch_groups import (
 from sparkdml.comm.torch_messages import TorchMessages
 from sparkdml.comm.torch_work import MessageWatch, PlainWork, TorchWork, failed
 from sparkdml.errors import CommunicationError, SetupError
+from sparkdml.network.timeouts import ARRIVAL_TIMEOUT_SECONDS
 
-ARRIVAL_TIMEOUT_SECONDS = 120.0
 ABORT_PATIENCE_SECONDS = 1.0
 
 _OPS: dict[str, Any] = {

@@ -18,10 +18,11 @@ from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import World
 from sparkdml.comm.environment import temporary_environment
 from sparkdml.errors import CommunicationError, ParameterError
+from sparkdml.network.timeouts import COLLECTIVE_SECONDS
 
 # torch's default. A lost peer is noticed at once, as its sockets close, and a hanging one by the
 # driver; a collective that waits for a slow rank must not fail.
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+COLLECTIVE_TIMEOUT = timedelta(seconds=COLLECTIVE_SECONDS)
 
 # "cpu" or "cuda" -> torch's backend for it; typed Any because torch's stubs lack its collectives
 Groups = dict[str, Any]

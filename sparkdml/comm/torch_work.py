@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from sparkdml.comm.alarm import LOOK_EVERY_SECONDS, Alarm
+from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.torch_groups import Groups
 from sparkdml.errors import CommunicationError
+from sparkdml.network.timeouts import ALARM_LOOK_SECONDS
 
-_LOOK_EVERY = timedelta(seconds=LOOK_EVERY_SECONDS)
+_LOOK_EVERY = timedelta(seconds=ALARM_LOOK_SECONDS)
 
 
 class TorchWork:
@@ -148,7 +149,7 @@ class MessageWatch:
 
 def _poll(reference: weakref.ref[MessageWatch], closed: threading.Event) -> None:
     waited: set[MessageWork] = set()
-    while not closed.wait(LOOK_EVERY_SECONDS / 2) and (watch := reference()) is not None:
+    while not closed.wait(ALARM_LOOK_SECONDS / 2) and (watch := reference()) is not None:
         waited = watch.look(waited)
         del watch  # so that the communicator and its connections can be freed meanwhile
 

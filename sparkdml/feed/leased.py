@@ -19,9 +19,8 @@ from sparkdml.feed.position import packed, unpacked
 from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import Piece, SharedRows
 from sparkdml.feed.shared_spool import Card, OwnerGone
+from sparkdml.network.timeouts import LEASE_ASK_AGAIN_SECONDS, LEASE_PATIENCE_SECONDS
 
-ASK_AGAIN_SECONDS = 0.05
-PATIENCE_SECONDS = 60.0  # with rows that can't be reached
 AGAIN = 0  # in place of a lease's number, for rows that were confirmed before a restart
 
 Ask = Callable[..., Any]  # ctx.ask
@@ -149,12 +148,12 @@ class LeaseReader:
                 return
             except OwnerGone:  # it may be back, or its rows of use to somebody else
                 gone_since = gone_since or time.monotonic()
-                if time.monotonic() - gone_since > PATIENCE_SECONDS:
+                if time.monotonic() - gone_since > LEASE_PATIENCE_SECONDS:
                     raise
                 for number in {part.lease for part in under_way}:
                     self._ask("back", epoch, number=number)
                 self._met = {self._rank}
-                time.sleep(ASK_AGAIN_SECONDS)
+                time.sleep(LEASE_ASK_AGAIN_SECONDS)
 
     def begin(self, request: BatchRequest) -> None:
         """Tell the driver what this worker has. A gang that does so together need not wait later.
@@ -195,7 +194,7 @@ class LeaseReader:
             if "over" in answer:
                 return
             if "wait" in answer:
-                time.sleep(ASK_AGAIN_SECONDS)
+                time.sleep(LEASE_ASK_AGAIN_SECONDS)
                 continue
             number, owner, start, stop = answer["lease"]
             under_way.append(_Part(number, (owner, start), 0))  # should the owner be gone

@@ -25,6 +25,7 @@ from types import TracebackType
 from sparkdml.errors import CommunicationError
 from sparkdml.network.connection import Connection
 from sparkdml.network.handshake import HandshakeError, ListenerHandshake
+from sparkdml.network.timeouts import LISTENER_CLOSE_SECONDS, Timeouts
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Listener:
         token: str,
         serve: Callable[[Connection], None],
         *,
-        handshake_seconds: float = 10.0,
+        handshake_seconds: float = Timeouts().connect,
         max_unauthenticated: int = MAX_UNAUTHENTICATED,
     ) -> None:
         self._wire, self._token, self._serve = wire, token, serve
@@ -85,7 +86,7 @@ class Listener:
     def port(self) -> int:
         return self.address[1]
 
-    def close(self, timeout_seconds: float = 5.0) -> list[threading.Thread]:
+    def close(self, timeout_seconds: float = LISTENER_CLOSE_SECONDS) -> list[threading.Thread]:
         """Accept no more and end all connections; the threads that are still at work after that.
 
         From any thread, also one of the listener's own; a second call does nothing.

@@ -95,10 +95,12 @@ KEY_VALUE_REQUEST_SECONDS = 10.0
 # until the key arrives saves those rounds; it must stay well below any time-out of the client.
 KEY_VALUE_HOLD_SECONDS = 0.25
 # For all ranks to open a communicator; the argument arrival_timeout_seconds overrides it.
-ARRIVAL_SECONDS = 120.0
+ARRIVAL_TIMEOUT_SECONDS = 120.0
 # In one collective: torch's own default. A lost peer closes its sockets and is noticed at once; one
 # that hangs is noticed by the driver; a collective that merely waits for a slow rank must not fail.
 COLLECTIVE_SECONDS = 1800.0
+# For the other ranks in an exchange through the driver, where workers need not step together.
+DRIVER_EXCHANGE_SECONDS = 600.0
 # Between two looks for the driver's alarm, in a collective.
 ALARM_LOOK_SECONDS = 0.5
 # The same where peers share memory, which costs less.

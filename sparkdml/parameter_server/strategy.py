@@ -18,7 +18,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.lease_service import LeaseService
 from sparkdml.network.connection import Message
-from sparkdml.network.timeouts import Timeouts
+from sparkdml.network.timeouts import LEASE_SECONDS, Timeouts
 from sparkdml.parameter_server.application import Applications, StandingServers
 from sparkdml.parameter_server.arguments import (
     check_expulsion,
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from sparkdml.training.task import Task
 
 NUM_SERVERS = 2
-LEASE_SECONDS = 60.0  # without a row used, after which the rest of a lease goes to somebody else
 
 
 class ParameterServer(Strategy):

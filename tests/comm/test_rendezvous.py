@@ -66,7 +66,7 @@ def test_scopes_are_apart(server: KeyValueServer) -> None:
 def test_a_get_waits_a_little_for_its_key(
     server: KeyValueServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "HOLD_SECONDS", 60.0)  # it answers long before
+    monkeypatch.setattr(rendezvous, "KEY_VALUE_HOLD_SECONDS", 60.0)  # it answers long before
     later = threading.Timer(0.05, ask, (server, "PUT", "/s/late", b"here"))
     later.start()
     assert ask(server, "GET", "/s/late") == (200, b"here")
@@ -130,7 +130,7 @@ def test_what_is_under_way_counts_before_it_is_stored(
 
 
 def test_a_silent_client_is_dropped_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "REQUEST_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "KEY_VALUE_REQUEST_SECONDS", 0.2)
     with (
         KeyValueServer("127.0.0.1") as server,
         socket.create_connection((server.host, server.port), timeout=5) as silent,

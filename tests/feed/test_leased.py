@@ -145,7 +145,7 @@ def test_what_a_lost_worker_has_not_confirmed_is_read_by_others(workers):
 
 
 def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
-    monkeypatch.setattr(leased, "ASK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(leased, "LEASE_ASK_AGAIN_SECONDS", 0.001)
     counts = [0, 40]
     driver_service = LeaseService(2, lease_seconds=1000.0)
     ours = workers(driver_service, counts, maps=False)

@@ -21,12 +21,11 @@ from sparkdml.checkpoint.stores.relay import WIRE, receive_frames
 from sparkdml.checkpoint.stores.retrying import is_transient
 from sparkdml.network.connection import Connection, Message
 from sparkdml.network.listener import Listener
-from sparkdml.network.timeouts import Timeouts
+from sparkdml.network.timeouts import RELAY_CLOSE_SECONDS, Timeouts
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 2000
-CLOSE_SECONDS = 30.0
 
 
 @runtime_checkable
@@ -53,7 +52,7 @@ class RelayServer:
 
     def close(self) -> None:
         """Stop serving; afterwards neither a thread nor the port is left. May be called twice."""
-        for thread in self._listener.close(CLOSE_SECONDS):
+        for thread in self._listener.close(RELAY_CLOSE_SECONDS):
             logger.warning("%s still waits for %s", thread.name, self._store.url)
 
     def __enter__(self) -> RelayServer:

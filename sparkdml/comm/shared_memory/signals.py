@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from sparkdml.errors import CommunicationError
+from sparkdml.network.timeouts import COLLECTIVE_SECONDS, SHARED_MEMORY_LOOK_SECONDS
 
 # A semaphore has at most 32 bytes; each gets a cache line of its own, and the adjacent line, which
 # processors prefetch.
@@ -21,10 +22,6 @@ SEMAPHORE_BYTES = 128
 # times, then yield between tries, then sleep.
 TRIES = 20
 YIELD_SECONDS = 1e-3
-# How often a sleeping rank wakes to check that its peer is alive.
-LOOK_EVERY_SECONDS = 0.2
-# As for torch's collectives: a slow peer must not fail, and a lost one is noticed long before.
-TIMEOUT_SECONDS = 1800.0
 
 
 class _Timespec(ctypes.Structure):
@@ -116,11 +113,13 @@ class Signals:
             libc.sched_yield()
             if libc.try_wait(semaphore) == 0:
                 return
-        while not libc.sleep(semaphore, LOOK_EVERY_SECONDS):
+        while not libc.sleep(semaphore, SHARED_MEMORY_LOOK_SECONDS):
             if self._has_left(other):
                 if libc.try_wait(semaphore) == 0:
                     return  # it posted just before it left
                 raise CommunicationError(f"a rank is probably gone: rank {other} has left")
             self._check()
-            if time.monotonic() - begun > TIMEOUT_SECONDS:
-                raise CommunicationError(f"timed out after {TIMEOUT_SECONDS:g} s on rank {other}")
+            if time.monotonic() - begun > COLLECTIVE_SECONDS:
+                raise CommunicationError(
+                    f"timed out after {COLLECTIVE_SECONDS:g} s on rank {other}"
+                )

@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from sparkdml.errors import CommunicationError
+from sparkdml.network.timeouts import SERVER_PING_SECONDS, SERVER_RETRY_SECONDS
 from sparkdml.parameter_server.client.base import Ask
 from sparkdml.parameter_server.client.requests import Request, ServerConnection
 from sparkdml.parameter_server.config import ServerConfig
@@ -35,9 +36,6 @@ from sparkdml.parameter_server.wire.frames import (
     signature_of,
 )
 from sparkdml.parameter_server.wire.sockets import Outbox, Watcher, new_number
-
-PING_SECONDS = 0.5
-RETRY_SECONDS = 0.05
 
 
 class Sender:
@@ -142,7 +140,7 @@ class Sender:
             if what == "server.worker_beat":
                 self._news.wait(self._config.beat_seconds)
             else:
-                self._stop.wait(RETRY_SECONDS)
+                self._stop.wait(SERVER_RETRY_SECONDS)
             self._news.clear()
         if self._leaving:
             self.ask("server.worker_leave")
@@ -311,7 +309,7 @@ class Sender:
             self._retries.setdefault(key, now)
         else:
             self._news.set()
-            self._retries.setdefault(key, now + RETRY_SECONDS)
+            self._retries.setdefault(key, now + SERVER_RETRY_SECONDS)
 
     # Losses -------------------------------------------------------------------------------------
 
@@ -321,7 +319,7 @@ class Sender:
         for connection in self._connections.values():
             owed = connection.hello_number or connection.under_way
             new_clock = connection.clock_told != self._clock
-            if new_clock or (owed and now - connection.last_hello > PING_SECONDS):
+            if new_clock or (owed and now - connection.last_hello > SERVER_PING_SECONDS):
                 self._greet_one(connection, 0)
             if not owed:
                 connection.last_heard = now

@@ -18,6 +18,7 @@ import torch
 import zmq
 from torch import Tensor
 
+from sparkdml.network.timeouts import SNAPSHOT_ANSWER_SECONDS
 from sparkdml.parameter_server.client.base import Ask
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.partition import Key, Table
@@ -28,7 +29,6 @@ from sparkdml.parameter_server.wire.sockets import Outbox, Watcher, new_number
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-ANSWER_SECONDS = 2.0  # then it asks again: perhaps somebody else
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.1
 STANDSTILL_SECONDS = 0.5  # without a clock, after which the present one will do
 PARTS_AT_ONCE = 16
@@ -183,7 +183,7 @@ class SnapshotReader:
 
     def _gather(self, awaited: set[tuple[int, int]]) -> dict[Key, Entry]:
         found: dict[Key, Entry] = {}
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + SNAPSHOT_ANSWER_SECONDS
         while awaited and (left := deadline - time.monotonic()) > 0:
             ready = self._watcher.wait(max(1, int(1000 * left)))
             for seat, outbox in self._outboxes.items():

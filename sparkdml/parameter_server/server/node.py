@@ -17,6 +17,7 @@ import torch
 import zmq
 
 from sparkdml.errors import CommunicationError, SparkDMLError
+from sparkdml.network.timeouts import SERVER_CLOSE_SECONDS
 from sparkdml.parameter_server.client.base import Ask
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import Clocks
@@ -97,7 +98,7 @@ class ServerNode:
             self._loop()
         finally:
             self.stop()
-            talk.join(timeout=10)
+            talk.join(timeout=SERVER_CLOSE_SECONDS)
             self._replicator.close()
             self._inbox.close()
             self._watcher.close()
@@ -309,9 +310,6 @@ def serve(
         time.sleep(config.beat_seconds)
 
 
-JOIN_SECONDS = 10.0
-
-
 class ServerThread(threading.Thread):
     """Started once. `error` is what ended it, if it was not told to stop."""
 
@@ -337,7 +335,7 @@ class ServerThread(threading.Thread):
 
     def stop(self) -> None:
         self.ask_to_stop()
-        self.join(JOIN_SECONDS)
+        self.join(SERVER_CLOSE_SECONDS)
 
     def ask_to_stop(self) -> None:
         with self._lock:

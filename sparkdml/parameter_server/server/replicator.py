@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import zmq
 
+from sparkdml.network.timeouts import REPLICA_RESEND_SECONDS
 from sparkdml.parameter_server.partition import Key
 from sparkdml.parameter_server.server.replication import Standing, Verdict, judge_change, judge_copy
 from sparkdml.parameter_server.server.shard import Shard
@@ -31,7 +32,6 @@ from sparkdml.parameter_server.wire.sockets import Outbox, Watcher
 
 MESSAGE_BYTES = 4 << 20
 COPIES_UNDER_WAY = 8
-RESEND_SECONDS = 1.0
 BEHIND_SECONDS = 0.05
 
 Token = Callable[[bool], None]  # called with whether the change is safe
@@ -208,7 +208,7 @@ class Replicator:
                         self._take_answer(seat, entry)
                     elif (entry.key, seat) in self._copying:
                         # It is about to hear of this generation: try again soon.
-                        soon = time.monotonic() - RESEND_SECONDS + BEHIND_SECONDS
+                        soon = time.monotonic() - REPLICA_RESEND_SECONDS + BEHIND_SECONDS
                         self._copying[entry.key, seat] = soon
 
     def _take_answer(self, seat: int, entry: Entry) -> None:
@@ -229,7 +229,7 @@ class Replicator:
         """Copies that were not acknowledged in time go again, and so do changes, as copies."""
         if not self._copying and not self._waiting_since:
             return
-        late = time.monotonic() - RESEND_SECONDS
+        late = time.monotonic() - REPLICA_RESEND_SECONDS
         for (key, seat), sent_at in list(self._copying.items()):
             if sent_at < late:
                 del self._copying[key, seat]

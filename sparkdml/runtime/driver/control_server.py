@@ -27,7 +27,7 @@ from sparkdml import errors
 from sparkdml.errors import ProtocolError, SparkDMLError, WorkerError, WorkerLost, task_name
 from sparkdml.network.connection import MAX_LINE_BYTES, Connection, Message
 from sparkdml.network.listener import Listener
-from sparkdml.network.timeouts import Timeouts
+from sparkdml.network.timeouts import CAUSE_SECONDS, Timeouts
 from sparkdml.runtime.driver.failures import is_deterministic
 from sparkdml.runtime.protocol.messages import (
     FROM_TASK,
@@ -115,10 +115,6 @@ def reported(member: Member) -> Exception:
 _EFFECT_KINDS = (errors.CommunicationError, WorkerError, WorkerLost)
 
 
-# A lost peer shows as errors on the others, sometimes sooner than the loss itself is seen.
-GRACE_FOR_THE_CAUSE_SECONDS = 2.0
-
-
 class ControlServer:
     """Listens on one address for the tasks of one submission."""
 
@@ -185,7 +181,7 @@ class ControlServer:
                     f"has sent no heartbeat for {silent:.0f} s ({self._timeouts})",
                 )
         for member in members:
-            late = now - member.changed > GRACE_FOR_THE_CAUSE_SECONDS
+            late = now - member.changed > CAUSE_SECONDS
             if member.state == "failed" and late:
                 return reported(member)
         return None

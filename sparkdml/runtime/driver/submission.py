@@ -21,8 +21,9 @@ from sparkdml.comm.backends import resolve_backend
 from sparkdml.comm.rendezvous import Rendezvous
 from sparkdml.errors import DataError
 from sparkdml.feed.sharding import DataFacts
+from sparkdml.network.timeouts import CAUSE_SECONDS, TASKS_LEAVE_SECONDS
 from sparkdml.runtime.driver.blob_server import BlobServer
-from sparkdml.runtime.driver.control_server import GRACE_FOR_THE_CAUSE_SECONDS, ControlServer
+from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.dispatcher import Dispatcher
 from sparkdml.runtime.driver.failures import describe_failure, explain_spark_error
 from sparkdml.runtime.driver.interrupts import Interrupts
@@ -34,7 +35,6 @@ from sparkdml.runtime.protocol.roles import Role, num_tasks
 from sparkdml.runtime.worker.context import NO_ROWS
 
 WATCH_SECONDS = 0.05
-LEAVE_SECONDS = 15.0  # Spark kills a task's Python process 2 s after the task was cancelled
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Submission:
 
     def _wait_for_the_cause(self) -> Exception | None:
         """Why the job failed, as the workers report it, perhaps a moment later than Spark."""
-        deadline = time.monotonic() + GRACE_FOR_THE_CAUSE_SECONDS + 0.5
+        deadline = time.monotonic() + CAUSE_SECONDS + 0.5
         while self._control_server.members and time.monotonic() < deadline:
             failure = self._control_server.failure()
             if failure is not None:
@@ -240,11 +240,11 @@ class Submission:
         """The training is done: its servers may end, and have some time to do so."""
         others = self._jobs[1:]
         self._control_server.dismiss([name for job in others for name in job.roles])
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + TASKS_LEAVE_SECONDS
         for job in others:
             job.join(max(0.0, deadline - time.monotonic()))
             if job.is_running or job.error is not None:
-                why = job.error or f"still running after {LEAVE_SECONDS:g} s"
+                why = job.error or f"still running after {TASKS_LEAVE_SECONDS:g} s"
                 text = str(why).partition("\n")[0]
                 warnings.warn(f"{', '.join(job.roles)} did not end cleanly: {text}", stacklevel=2)
                 job.cancel()
@@ -256,7 +256,7 @@ class Submission:
         self._servers.rendezvous.sound_alarm("the driver has ended the run")
         for job in self._jobs:
             job.cancel()
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + TASKS_LEAVE_SECONDS
         while time.monotonic() < deadline and (
             any(job.is_running for job in self._jobs) or not self._control_server.all_gone()
         ):

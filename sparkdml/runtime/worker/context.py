@@ -29,6 +29,7 @@ from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
 from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import Pool, SharedRows, exchange_positions, share_among
+from sparkdml.network.timeouts import RUN_END_SECONDS
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.runtime.protocol.messages import (
     FactsQuestion,
@@ -327,7 +328,7 @@ class Context:
             assert self._feed is not None
             self._feed.ingest()  # raises if the row is one of ours
             # The rank that has the row is about to report it; this rank must not step without it.
-            self._client.wait_for_the_end(timeout_seconds=60)
+            self._client.wait_for_the_end(RUN_END_SECONDS)
             raise CommunicationError(f"another rank has the row: {facts['problem']}")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from sparkdml.errors import CommunicationError, ProtocolError, SetupError, task_name
 from sparkdml.network.connection import Connection, Message
+from sparkdml.network.timeouts import CONTROL_CLOSE_SECONDS
 from sparkdml.runtime.protocol.messages import (
     FROM_DRIVER,
     Answer,
@@ -153,7 +154,7 @@ class ControlClient:
         """Everything went well: the end of this connection is no loss."""
         self._closing = True
         self._wake.set()
-        self._threads[0].join(timeout=5)
+        self._threads[0].join(timeout=CONTROL_CLOSE_SECONDS)
         with contextlib.suppress(OSError), self._sending:
             self._send(Done())
 
@@ -162,7 +163,7 @@ class ControlClient:
         self._wake.set()
         self._connection.close()
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join(timeout=CONTROL_CLOSE_SECONDS)
 
     def _send(self, message: FromTask) -> None:
         self._connection.send(encode(message))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sparkdml.comm.base import NATIVE, Communicator
 from sparkdml.comm.topologies.opening import open_topology
 from sparkdml.errors import ParameterError
+from sparkdml.network.timeouts import CLOCK_ANSWER_SECONDS
 from sparkdml.observe.timeline.horovod import HorovodTimeline
 from sparkdml.observe.timeline.recorder import NoSpans, SpanRecorder
 from sparkdml.runtime.protocol.messages import ClockQuestion
@@ -21,16 +22,13 @@ if TYPE_CHECKING:
     from sparkdml.runtime.worker.control_client import ControlClient
 
 
-ASK_SECONDS = 2.0
-
-
 def start_recorder(world: World, client: ControlClient) -> SpanRecorder:
     return SpanRecorder(
         world.size,
         world.hosts[world.rank],
         event=client.event,
         flush=client.flush,
-        ask_time=lambda: client.ask(ClockQuestion(), ASK_SECONDS),
+        ask_time=lambda: client.ask(ClockQuestion(), CLOCK_ANSWER_SECONDS),
     )
 
 

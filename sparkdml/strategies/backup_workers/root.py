@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from sparkdml.comm.base import Communicator, reduce_in_rank_order
-from sparkdml.comm.peers import LOOK_SECONDS, Watched, join, messages_of, open_peers
+from sparkdml.comm.peers import Watched, join, messages_of, open_peers
 from sparkdml.errors import CommunicationError
+from sparkdml.network.timeouts import PEERS_LOOK_SECONDS
 from sparkdml.training.totals import ROWS, VOTES
 
 Gradient = list[Tensor]  # buckets; the last one ends with the stats
@@ -219,7 +220,7 @@ class NearRoot:
     def _wait(self) -> Sequence[Gradient]:
         while True:
             try:
-                return self._own.get(timeout=LOOK_SECONDS)
+                return self._own.get(timeout=PEERS_LOOK_SECONDS)
             except queue.Empty:
                 self._check()
                 self._comm.check()

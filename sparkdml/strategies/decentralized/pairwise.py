@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sparkdml.comm.base import Communicator
-from sparkdml.comm.peers import LOOK_SECONDS, join, messages_of, open_peers
+from sparkdml.comm.peers import join, messages_of, open_peers
 from sparkdml.errors import CommunicationError
+from sparkdml.network.timeouts import PEERS_LOOK_SECONDS
 
 ASK, REPLY = 0, 1  # tags
 EXCHANGE, FAREWELL = 0.0, 1.0  # what a message is, in its last number
@@ -82,7 +83,7 @@ class Exchange:
     def rest(self) -> None:
         with self._changed:
             while self._is_wanted and self._error is None:
-                if not self._changed.wait(LOOK_SECONDS):
+                if not self._changed.wait(PEERS_LOOK_SECONDS):
                     self._comm.check()
             self._check()
 

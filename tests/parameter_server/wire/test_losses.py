@@ -49,8 +49,8 @@ def test_every_push_is_applied_once_whatever_is_lost(
 ) -> None:
     lossy = Lossy(5, kinds)
     monkeypatch.setattr(sockets, "decode", lossy)
-    monkeypatch.setattr("sparkdml.parameter_server.client.sender.PING_SECONDS", 0.02)
-    monkeypatch.setattr("sparkdml.parameter_server.server.replicator.RESEND_SECONDS", 0.05)
+    monkeypatch.setattr("sparkdml.parameter_server.client.sender.SERVER_PING_SECONDS", 0.02)
+    monkeypatch.setattr("sparkdml.parameter_server.server.replicator.REPLICA_RESEND_SECONDS", 0.05)
 
     def work(client: WorkerClient) -> torch.Tensor:
         client.init("n", torch.zeros(600), updater=Add())

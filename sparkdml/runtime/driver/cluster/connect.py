@@ -20,6 +20,7 @@ import psutil
 from sparkdml.comm.interface import address_towards
 from sparkdml.errors import NotEnoughSlots, ParameterError, SetupError
 from sparkdml.network.listener import bind
+from sparkdml.network.timeouts import CONNECT_PROBE_SECONDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from sparkdml.runtime.protocol.plan import Resources
 
 HOST_SETTING = "spark.sparkdml.driver.host"
-CONNECT_SECONDS = 5.0
 CANNOT_REACH = "sparkdml-unreachable"
 
 
@@ -184,7 +184,7 @@ def _reach(host: str, port: int, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.
     for _ in rows:
         pass
     try:
-        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host, port), timeout=CONNECT_PROBE_SECONDS).close()
     except OSError as error:
         raise RuntimeError(f"{CANNOT_REACH}: {socket.gethostname()}: {error}") from error
     yield from ()
