@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from sparkdml.errors import ExportError, ParameterError, SetupError
+from sparkdml.feed.arrow import prepare
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.preprocess import prepare
 from sparkdml.inference.apply import quote
 from sparkdml.inference.outputs import by_name
 

@@ -1,4 +1,7 @@
-"""What all workers must know of the rows before the first batch, where Spark can't tell it."""
+"""What all workers must know of the rows before the first batch, where Spark can't tell it.
+
+Runs in workers, on the thread that trains, as collectives that all ranks make together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Spark's Arrow batches as chunks for the feed: every row is checked on its way in."""
+"""Spark's Arrow batches as columns that become tensors: every row is checked on its way in.
+
+For training they come as chunks, on the worker's thread that reads the stream; for `transform` and
+elsewhere outside of training as a batch for the model, by the same code, on the caller's thread.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdml.errors import DataError
+from sparkdml.feed.batch import Batch
+from sparkdml.feed.collate import Collator
 from sparkdml.feed.columns.base import first_null, show_row
 from sparkdml.feed.columns.scalar import ScalarColumn
 from sparkdml.feed.order import Ints
-from sparkdml.feed.plan import Chunk, FeedPlan
-from sparkdml.feed.preprocess import Preprocessor, read_columns
+from sparkdml.feed.plan import Arrays, Chunk, FeedPlan
+from sparkdml.feed.preprocess import Preprocessor
 from sparkdml.feed.strata import Splitter
 
 HASH_COLUMN = "__sparkdml_hash"
@@ -61,3 +67,31 @@ def _draws(batch: pa.RecordBatch, name: str) -> np.ndarray:
             "row is drawn, in proportion to the others"
         )
     return draws
+
+
+def prepare(plan: FeedPlan, batch: pa.RecordBatch) -> Batch:
+    """The rows as training sees them: preprocessed and collated, but not augmented.
+
+    Columns of the plan that the rows don't have (a label, when it is predicted) are left out.
+    """
+    if not batch.num_rows:
+        return Batch.empty()
+    preprocessor = None if plan.preprocess is None else Preprocessor(plan)
+    return Collator(plan)(read_columns(plan, batch, preprocessor))
+
+
+def read_columns(
+    plan: FeedPlan, batch: pa.RecordBatch, preprocessor: Preprocessor | None
+) -> Arrays:
+    """The columns that become tensors: those of the DataFrame, and over them what preprocess made.
+
+    A column that preprocess returns is not looked at otherwise: it may have nulls and any length.
+    """
+    made: Arrays = {} if preprocessor is None else preprocessor(batch)
+    names = batch.schema.names
+    passed = {
+        column.name: column.read(batch.column(column.name), batch)
+        for column in plan.columns
+        if column.name in names and column.name not in made
+    }
+    return {**passed, **made}

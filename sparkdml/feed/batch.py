@@ -1,6 +1,6 @@
-"""A batch: some rows, column by column, as tensors.
+"""A batch of rows as tensors, and the arrays that it is made of: chosen, cut and joined by rows.
 
-Rows column by column, chosen, cut into batches and joined: pure functions over arrays.
+Pure values and functions, in workers and in tasks of `transform`, on any thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""From arrays to a batch of tensors: alignment, and the user's `collate`.
+"""From arrays to the batches that a model is given: alignment, then the user's functions.
 
-The user's `augment`: another view of a batch each time it is trained on, and yet reproducible.
+`collate` makes tensors of columns of any length, in training and in `transform`. It runs on the
+thread that makes batches, which may be ahead of the training's own.
 
-It runs on the training's own thread and on its device, with the random states of torch, numpy and
+`augment` makes another view of a batch each time it is trained on, and yet a reproducible one. It
+runs on the training's own thread and on its device, with the random states of torch, numpy and
 Python seeded by the seed and by which rows of the epoch these are, and put back afterwards: a
 resumed run sees the same, and the model's own random numbers don't depend on it.
 """

@@ -5,6 +5,8 @@ number of workers, so that an order can be described without naming a rank. With
 row has a key that depends only on (seed, epoch, shard, index); a shard's rows come in the order of
 their keys, and a worker merges its shards by the same keys. Hence any split of the shards among
 workers leaves every shard's own order as it was.
+
+Runs in workers, on the thread that makes batches; the driver knows the owners of shards by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the worker must know to read its rows, and the form in which rows come in."""
+"""What a worker must know to read its rows, and the form in which rows come in.
+
+The driver makes a FeedPlan (see planning.py); it is immutable and is shipped to every worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The driver's plan of a feed: what the schema and the settings show is checked here."""
+"""The driver's plan of a feed: what the schema and the settings show is checked here.
+
+Runs at the driver, on the caller's thread, before any job.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """How far an epoch has been read, counted for each shard and never for a rank: pure arithmetic.
 
 A position is an array with one number a shard: how many of its rows, in the shard's own order of
-that epoch, have been trained on. It says nothing of who read them, so that any number of workers
-can go on from it; the positions of several workers add up.
+that epoch, have been trained on. It does not say which rank read them, so any number of workers can
+resume from it; the positions of several workers add up.
+
+Workers make positions and checkpoints hold them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The user's `preprocess`: Arrow rows in, one array a column out, checked on the way.
 
-It runs on the worker, on the thread that reads the stream, once for each row; what it returns is
-spooled, so that later epochs pay nothing. It must give back as many rows as it got, in their order:
-rows are placed, counted and split before, and transform needs a prediction for each. A row that
-can't be used is dropped from the DataFrame beforehand, or given the weight 0.
-
-Arrow rows as a batch for the model, outside of training: by the very code that training uses.
+It runs in the worker, on the thread that reads the stream, once for each row; what it returns is
+spooled, so that later epochs pay nothing. In `transform` it runs in each task. It must return as
+many rows as it was given, in their order: rows are placed, counted and split before, and transform
+needs a prediction for each. A row that can't be used is dropped from the DataFrame beforehand, or
+given the weight 0.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import pyarrow as pa
 from torch import Tensor
 
 from sparkdml.errors import DataError
-from sparkdml.feed.batch import Batch
-from sparkdml.feed.collate import Collator
 from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
 from sparkdml.feed.columns.base import show_row
 from sparkdml.feed.columns.scalar import ScalarColumn
@@ -210,31 +207,3 @@ def _numpy_type(name: str, kind: pa.DataType) -> str:
 
 def _name(value: Any) -> str:
     return "an empty dict" if isinstance(value, Mapping) else f"a {type(value).__name__}"
-
-
-def prepare(plan: FeedPlan, batch: pa.RecordBatch) -> Batch:
-    """The rows as training sees them: preprocessed and collated, but not augmented.
-
-    Columns of the plan that the rows don't have (a label, when it is predicted) are left out.
-    """
-    if not batch.num_rows:
-        return Batch.empty()
-    preprocessor = None if plan.preprocess is None else Preprocessor(plan)
-    return Collator(plan)(read_columns(plan, batch, preprocessor))
-
-
-def read_columns(
-    plan: FeedPlan, batch: pa.RecordBatch, preprocessor: Preprocessor | None
-) -> Arrays:
-    """The columns that become tensors: those of the DataFrame, and over them what preprocess made.
-
-    A column that preprocess returns is not looked at otherwise: it may have nulls and any length.
-    """
-    made: Arrays = {} if preprocessor is None else preprocessor(batch)
-    names = batch.schema.names
-    passed = {
-        column.name: column.read(batch.column(column.name), batch)
-        for column in plan.columns
-        if column.name in names and column.name not in made
-    }
-    return {**passed, **made}

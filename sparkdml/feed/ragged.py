@@ -1,6 +1,7 @@
-"""Rows of different lengths as tensors: what `collate` is given, and the ready-made `pad`.
+"""Rows of different lengths: as numpy arrays in the feed, as tensors for `collate`, and `pad`.
 
-Rows of different lengths as two flat numpy arrays: what the feed moves about and spools.
+`RaggedArray` is what the feed reads, moves and spools; `Ragged` is the same for the user's
+function. Both are plain values, in workers and in tasks of `transform`, on any thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The random states of a worker's process: seeded for each rank, saved, put back."""
+"""The random states of a process: seeded for each rank, saved, put back.
+
+Runs in workers, on the thread that trains.
+"""
 
 from __future__ import annotations
 

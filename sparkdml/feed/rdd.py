@@ -1,7 +1,8 @@
 """RDDs as chunks for the feed: any Python rows, placed by a hash of their content.
 
 A dict or a Row gives its fields as columns, a tuple `_1`, `_2`, … as Spark names them, and anything
-else the single column `value`.
+else the single column `value`. The driver cuts the RDD; its rows are hashed in Spark's tasks, and
+read in the worker, on the thread that reads the stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory for batches that is used again once nobody holds the batch any more.
+"""Aligned memory for batches, used again once nothing holds the batch any more.
 
 A fresh array of a batch's size comes from the kernel page by page, which takes three times as long
 as filling it. Arrays and the tensors that view them hold references, so the count of references
@@ -6,6 +6,8 @@ says when an array is free.
 
 All of it is aligned: matrix products choose their instructions by the alignment of their input, and
 their last bits with them. A run that is resumed must not depend on where its batches happen to lie.
+
+Runs in workers; a Recycler belongs to one thread.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 A row of weight w is drawn w times as often as one of weight 1; all rates are scaled so that an
 epoch has about as many draws as there are rows. The number of draws is the rate rounded up or down,
 by a random number that depends only on (seed, epoch, shard, index in the shard): a rate of 2.3
-gives 2 draws or 3, and 2.3 in the mean over epochs. So the draws of a shard don't depend on who
-reads it.
+gives 2 draws or 3, and 2.3 in the mean over epochs. So the draws of a shard don't depend on which
+worker reads it.
 
 The draws of a shard take the place of its rows: they are numbered, shuffled by the same keys, and
-positions count them.
+positions count them. Runs in workers, on the thread that makes batches.
 """
 
 from __future__ import annotations

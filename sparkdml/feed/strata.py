@@ -2,7 +2,8 @@
 
 The rows of one value are ordered by a key made of their hash, and the first ones are held out: as
 many as the fraction of them, to a row. The driver finds the last key that is held out for each
-value (see stratify.py); here each row is compared with that of its own value.
+value (see validation_split.py); here each row is compared with that of its own value, on the thread
+that reads the stream.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""A validation split that is exact within each value of a column: the driver's side.
+"""Rows for validation: a split that is exact within each value of a column, and the rows alone.
 
 For each value the key is sought that cuts off the right number of its rows. Keys are hashes, so
 counts by the first bits of the key narrow it down by a factor of 64 a round, and what is left after
-one or two rounds is few enough to look at. Nothing is shuffled but those counts.
+one or two rounds is few enough to look at. Nothing is shuffled but those counts. Workers compare
+their rows with the keys (see strata.py).
 
-The rows for validation alone, for a task that trains on none: at the driver, and in the task.
+A task that only evaluates reads the rows for validation alone.
+
+Runs at the driver, on the caller's thread; `only_held_out` in the task that evaluates.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdml.errors import DataError, ParameterError
+from sparkdml.feed.arrow import HASH_COLUMN
 from sparkdml.feed.batch import select
 from sparkdml.feed.columns.base import quoted
 from sparkdml.feed.order import SHARD_BITS
 from sparkdml.feed.plan import Chunk, FeedPlan, is_validation
-from sparkdml.feed.sharding import hashed
+from sparkdml.feed.sharding import hashed, is_held_out
 from sparkdml.feed.strata import Strata, Stratum
 
 if TYPE_CHECKING:
@@ -219,8 +223,6 @@ def _key() -> SparkColumn:
     """As strata.split_keys says."""
     from pyspark.sql import functions as F
 
-    from sparkdml.feed.arrow import HASH_COLUMN
-
     high = F.shiftleft(HASH_COLUMN, SHARD_BITS)
     return high.bitwiseOR(F.shiftrightunsigned(HASH_COLUMN, 64 - SHARD_BITS))
 
@@ -228,9 +230,6 @@ def _key() -> SparkColumn:
 def held_out_rows(df: DataFrame, plan: FeedPlan) -> DataFrame:
     """In one partition, sorted by hash: no more rows than needed, where Spark can tell which."""
     from pyspark.sql import functions as F
-
-    from sparkdml.feed.arrow import HASH_COLUMN
-    from sparkdml.feed.sharding import is_held_out
 
     rows = hashed(df, plan)
     if plan.strata is None and isinstance(plan.validation, float):

@@ -12,10 +12,11 @@ import torch
 from pyspark.sql.pandas.types import to_arrow_type
 from torch import Tensor, nn
 
+from sparkdml.feed.arrow import read_columns
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.collate import Collator
 from sparkdml.feed.plan import FeedPlan
-from sparkdml.feed.preprocess import Preprocessor, read_columns
+from sparkdml.feed.preprocess import Preprocessor
 from sparkdml.inference.outputs import Encoder, Outputs, by_name
 from sparkdml.inference.weights import ShippedModel, load_module
 

@@ -17,8 +17,8 @@ from pyspark.sql import functions
 from torch import Tensor, nn
 
 from sparkdml.errors import DataError
+from sparkdml.feed.arrow import prepare
 from sparkdml.feed.plan import FeedPlan
-from sparkdml.feed.preprocess import prepare
 from sparkdml.inference.apply import quote
 from sparkdml.inference.outputs import Output
 from sparkdml.inference.predictor import PredictionPlan, Predictor

@@ -11,11 +11,10 @@ from PIL import Image
 
 import sparkdml as dml
 from sparkdml.errors import DataError
-from sparkdml.feed.arrow import HASH_COLUMN, read_arrow
+from sparkdml.feed.arrow import HASH_COLUMN, prepare, read_arrow
 from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
 from sparkdml.feed.columns.vector import VectorColumn
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.preprocess import prepare
 from sparkdml.feed.ragged import Ragged
 from sparkdml.feed.request import BatchRequest
 

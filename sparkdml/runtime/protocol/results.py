@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkdml.feed.placement import place
+from sparkdml.feed.sharding import place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
