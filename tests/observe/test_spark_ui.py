@@ -282,7 +282,7 @@ class TestWithoutATab:
     @pytest.mark.spark
     def test_without_the_jar_one_line_says_where_it_should_be(self, spark, monkeypatch):
         monkeypatch.setattr(ui_jar, "_is_loaded", lambda jvm: False)
-        monkeypatch.setattr(ui_jar.sparkdml, "__file__", "/nowhere/sparkdml/__init__.py")
+        monkeypatch.setattr(ui_jar, "__file__", "/nowhere/sparkdml/observe/ui_jar.py")
         (line,) = watch(spark, runs=2)
         assert "/nowhere/sparkdml/jars/sparkdml-ui.jar is missing" in line
 
