@@ -299,7 +299,7 @@ def test_the_last_batch_can_be_dropped(rows):
         make_estimator(dropLast=True, batchSize=100).fit(rows)
 
 
-@pytest.mark.filterwarnings("ignore:.*Going on from step.*")
+@pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 @pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 9])
 def test_a_run_that_fails_goes_on_to_the_same_bits(rows, tmp_path, step):
     """With everything in it whose order depends on positions and draws; in epochs 1 and 3."""

@@ -20,7 +20,7 @@ from sparkdml.testing.models import (
     make_generator,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Going on from step.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 
 CENTRE = [2.0, -1.0]
 

@@ -1,6 +1,7 @@
 """Curves over epochs as an SVG string: for a notebook, without a plotting library.
 
-Text and axes take the page's own colour, so that the drawing follows a light or a dark theme.
+Pure functions, used at the driver by `History`. Text and axes take the page's own colour, so that
+the drawing follows a light or a dark theme.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from sparkdml.observe import svg
 
 WIDTH, HEIGHT = 330, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 44, 30
-COLOURS = ("#3b82f6", "#ea7317")  # told apart on light and dark, and by the colour-blind
+COLOURS = ("#3b82f6", "#ea7317")  # distinct on light and dark, and to the colour-blind
 MAX_POINTS = 400  # more than a curve has pixels
-MAX_DOTS = 40  # beyond, dots would hide the curve
+MAX_DOTS = 40  # more dots would hide the curve
 
 Point = tuple[float, float]
 
 
 def draw_panel(title: str, epochs: Sequence[float], curves: Mapping[str, Sequence[float]]) -> str:
-    """One panel; `curves` by their names in the legend, each with a value an epoch."""
+    """One panel; `curves` by their names in the legend, each with one value per epoch."""
     finite = [value for curve in curves.values() for value in curve if math.isfinite(value)]
     low, high = _range(finite)
     panel = _Panel(epochs[0], epochs[-1], low, high)
@@ -37,7 +38,7 @@ def draw_panel(title: str, epochs: Sequence[float], curves: Mapping[str, Sequenc
 
 
 class _Panel:
-    """Where values are on the paper."""
+    """Places of values in the drawing."""
 
     def __init__(self, first: float, last: float, low: float, high: float) -> None:
         self.first, self.last, self.low, self.high = first, last, low, high
@@ -75,7 +76,7 @@ class _Panel:
         way, pen_up = [], True
         for epoch, value in points:
             if not math.isfinite(value):
-                pen_up = True  # a gap says more than a made-up line
+                pen_up = True  # leave a gap
                 continue
             way.append(f"{'M' if pen_up else 'L'}{self.x(epoch):.1f} {self.y(value):.1f}")
             pen_up = False
@@ -84,7 +85,7 @@ class _Panel:
             'stroke-linejoin="round" stroke-linecap="round"/>'
         )
         seen = [point for point in points if math.isfinite(point[1])]
-        # Where dots would hide the curve they are there to be pointed at, but not to be seen.
+        # Where dots would hide the curve, they are invisible but still have a tooltip.
         opacity = 1 if len(seen) <= MAX_DOTS else 0
         dots = [
             f'<circle cx="{self.x(e):.1f}" cy="{self.y(v):.1f}" r="3" fill="{colour}" '
@@ -95,7 +96,7 @@ class _Panel:
 
 
 def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
-    """Round values within a range, `most` at most."""
+    """At most `most` round values within a range."""
     if high <= low:
         return [low]
     unit = 10.0 ** math.floor(math.log10((high - low) / most))
@@ -110,7 +111,7 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[float
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """A little more than the values take."""
+    """A little more than the range of the values."""
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)

@@ -1,16 +1,13 @@
-"""Hands the events of a run to everybody who watches it; none of them can harm the run.
+"""Observers of a run, and the queue that delivers events to them without risk to the run.
 
-Whoever brings an event only puts it down: those are the threads that also listen to the workers'
-heartbeats. One thread hands them out. If an observer never comes back from a call, the run goes on
-all the same, unwatched; what waits is bounded.
+Runs in the driver, one `Observers` per run. Events are put into its queue by the threads that also
+receive the workers' heartbeats, which therefore never wait; a thread of its own delivers them to
+all observers in turn, and ends with the run. The queue is bounded. An observer that raises is
+dropped with a warning; if one blocks, the run continues and no more events are delivered.
 
-What an evaluator measured while the workers trained, for the history of the fit.
-
-Prints at the driver what the workers print, each line with its rank and host.
-
-Warns of each restart, where no line of progress would tell of it.
-
-A run from its start to its end, as those who watch it see it.
+The small observers are here too: what fits need for their history (`Evaluations`,
+`Communication`), what prints workers' output (`OutputPrinter`) and warns of restarts
+(`RestartWarnings`), and a user's function as an observer (`Calls`).
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ Event = dict[str, Any]
 
 
 class Observer(Protocol):
-    """Somebody who watches a run. docs/reference-events.md lists the events."""
+    """Receives the events of a run, which docs/reference-events.md lists."""
 
     def handle(self, rank: int, event: Event) -> None:
         """An event of a rank, or of the driver (-1). Called by one thread."""
@@ -47,9 +44,9 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Passes each event on, in order. An observer that raises is warned of once and dropped.
+    """Delivers each event to all observers, in order, and drops an observer that raises.
 
-    With `run`, events are stamped with it and with the time.
+    With `run`, each event gets it as its `run`, and the present time as its `time`.
     """
 
     def __init__(
@@ -81,7 +78,7 @@ class Observers:
         self.close()
 
     def handle(self, rank: int, event: Event) -> None:
-        """From any thread; never waits."""
+        """Queue an event: from any thread, without waiting."""
         if self._run is not None:
             event = {"time": time.time(), **event, "run": self._run}
         with self._changed:
@@ -92,7 +89,7 @@ class Observers:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Wait until everybody has seen everything, but not for ever, and not a second time."""
+        """Wait until all events are delivered; after a time-out `close` does not wait again."""
         with self._changed:
             self._given_up = not self._changed.wait_for(
                 lambda: not self._waiting and self._busy_with is None, self._close_seconds
@@ -105,14 +102,13 @@ class Observers:
         self._thread.join(0 if self._given_up else self._close_seconds)
         if self._thread.is_alive():
             warnings.warn(
-                f"{self._busy_with} has not come back for {self._close_seconds:g} s: "
-                f"{len(self._waiting):,} events of the run were not told to those who watch it",
+                f"observer {self._busy_with} has been blocked for {self._close_seconds:g} s: "
+                f"{len(self._waiting):,} events of the run were not delivered",
                 stacklevel=2,
             )
         elif self._num_dropped:
             warnings.warn(
-                f"those who watch the run were too slow: {self._num_dropped:,} of its events were "
-                "left out",
+                f"observers could not keep up: {self._num_dropped:,} run events were dropped",
                 stacklevel=2,
             )
 
@@ -126,31 +122,31 @@ class Observers:
             self._call(observer, "close")
 
     def _next(self) -> tuple[int, Event] | None:
-        """None when the run is over and everything was told."""
+        """None when the run is over and all events are delivered."""
         with self._changed:
             self._busy_with = None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._waiting or self._closing)
             if not self._waiting:
                 return None
-            self._busy_with = "an observer"
+            self._busy_with = "(unknown)"
             return self._waiting.popleft()
 
     def _call(self, observer: Observer, method: str, *args: Any) -> None:
         self._busy_with = type(observer).__name__
         try:
             getattr(observer, method)(*args)
-        except BaseException as error:  # also one that ends its thread: it is everybody's
+        except BaseException as error:  # SystemExit too would end the thread for all observers
             self._observers.remove(observer)
             warnings.warn(
-                f"{type(observer).__name__} is switched off for the rest of the run, which goes "
-                f"on: {type(error).__name__}: {error}",
+                f"observer {type(observer).__name__} failed and gets no more events; the run "
+                f"continues. {type(error).__name__}: {error}",
                 stacklevel=2,
             )
 
 
 class Calls:
-    """A function that wants every event, as an observer."""
+    """A user's function `on_event(rank, event)` as an observer."""
 
     def __init__(self, function: Callable[[int, Event], None]) -> None:
         self._function = function
@@ -163,7 +159,7 @@ class Calls:
 
 
 class Evaluations:
-    """An observer. `rows` are in the order of steps, each with what was measured after it."""
+    """Collects what an evaluator measured: `rows` in the order of steps, for the history."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -173,15 +169,15 @@ class Evaluations:
             numbers = {name: event[name] for name in ("epoch", "step", "clock", "seconds")}
             self.rows.append({**numbers, **event["values"]})
         elif event["kind"] == "submission":
-            # A run that goes on from a checkpoint makes the steps behind it again.
+            # A run that resumes from a checkpoint repeats the steps after it.
             self.rows = [row for row in self.rows if row["step"] <= event["from_step"]]
 
     def close(self) -> None:
-        """They are read when the run is over."""
+        """`rows` are read when the run is over."""
 
 
 class Communication:
-    """An observer of how the workers form their sums; None where it is unknown or not done."""
+    """Notes how the workers form their sums, for the history; None if they form none."""
 
     def __init__(self) -> None:
         self.backend: str | None = None
@@ -194,11 +190,11 @@ class Communication:
             self.topology = event["used"]
 
     def close(self) -> None:
-        """Its fields are read when the run is over."""
+        """The fields are read when the run is over."""
 
 
 class OutputPrinter:
-    """An observer of "output" events. Lines go above the progress bar, where there is one."""
+    """Prints what workers print, with rank and host, above the progress bar if there is one."""
 
     def handle(self, rank: int, event: dict[str, Any]) -> None:
         if event["kind"] != "output":
@@ -207,8 +203,8 @@ class OutputPrinter:
         lines = [f"{who} {line}" for line in event["lines"]]
         if event.get("dropped"):
             lines.append(
-                f"{who} … {event['dropped']:,} lines more were left out: it prints faster than is "
-                "sent on. The executor's log has them all"
+                f"{who} … {event['dropped']:,} more lines were dropped, because this rank prints "
+                "faster than its output is forwarded. The executor's log has all of them"
             )
         if lines:
             file = sys.stdout if event["stream"] == "stdout" else sys.stderr
@@ -216,22 +212,22 @@ class OutputPrinter:
             file.flush()
 
     def close(self) -> None:
-        """Nothing is kept back."""
+        """Every line has been printed."""
 
 
 class RestartWarnings:
-    """An observer for runs that are otherwise silent."""
+    """Warns of each restart, for runs without a progress bar."""
 
     def handle(self, rank: int, event: Event) -> None:
         if event["kind"] == "restart":
             warnings.warn(
-                f"{event['cause']}. Going on from step {event['from_step']} (restart "
-                f"{event['without_progress']} of {event['allowed']} without progress)",
+                f"{event['cause']}. Resuming from step {event['from_step']} (restart "
+                f"{event['without_progress']} of {event['allowed']} without a new checkpoint)",
                 stacklevel=2,
             )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Warnings are given at once."""
 
 
 @contextmanager
@@ -240,9 +236,9 @@ def watched(
     observers: Sequence[Observer],
     final_fields: Callable[[], dict[str, Any]] = dict,
 ) -> Iterator[Callable[[int, Event], None]]:
-    """Tells that the run starts and how it ends; yields where its events go in between.
+    """Send run-start and run-end around a run; yields the function that takes its other events.
 
-    `final_fields` is asked at the end, for what is only known then.
+    `final_fields` is called at the end, for fields of run-end that are known only then.
     """
     all_observers = Observers(observers, run=uuid.uuid4().hex[:12])
     all_observers.handle(-1, {**start, "kind": "run-start"})
@@ -256,6 +252,6 @@ def watched(
         raise
     finally:
         end = {"outcome": outcome, "cause": cause, "seconds": time.monotonic() - began}
-        all_observers.drain()  # the last words are of those who have seen it all
+        all_observers.drain()  # observers give some of the final fields
         all_observers.handle(-1, {**end, **final_fields(), "kind": "run-end"})
         all_observers.close()

@@ -1,6 +1,8 @@
-"""Progress at the driver: a bar in a terminal or a notebook, plain lines in a log.
+"""Progress of a run: a bar in a terminal or a notebook, plain lines in a log.
 
-How fast a run goes, and how long it will still take: pure, from counts of rows and times.
+Runs in the driver, on the observers' thread; `Progress` lives as long as the run and owns its tqdm
+bar. It speaks to stderr only. `Throughput`, which works out the speed and the time that is left,
+is pure: it counts rows and is given the times.
 """
 
 from __future__ import annotations
@@ -20,25 +22,25 @@ WINDOW_SECONDS = 30.0  # long enough to take in a checkpoint or a short validati
 
 
 class Throughput:
-    """Rows a second over the last half minute, of all ranks together."""
+    """Rows per second of all ranks together, over the last half minute."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
         self._points: deque[tuple[float, float]] = deque()  # time, rows since the last restart
         self._epoch = 0
-        self._rows = 0.0  # of the epoch, when last told
+        self._rows = 0.0  # of the epoch, at the last count
         self._counted = 0.0
         self._rows_left: float | None = None
 
     def restart(self) -> None:
-        """What was trained since the last checkpoint is trained again, after a pause."""
+        """Forget the past: steps since the last checkpoint are repeated, after a pause."""
         self._points.clear()
         self._epoch, self._counted = 0, 0.0
 
     def count(self, moment: float, epoch: int, rows: float, of: float | None) -> None:
-        """So many rows of this epoch are done, of so many, if that is known."""
+        """`rows` rows of this epoch are done, of `of` rows if that is known."""
         if not self._points:
-            grown = 0.0  # a resumed epoch had rows before: they were not trained in this time
+            grown = 0.0  # a resumed epoch begins with rows that were trained before
         elif epoch == self._epoch:
             grown = rows - self._rows
         else:
@@ -66,22 +68,22 @@ class Throughput:
 
 
 def clock(seconds: float) -> str:
-    """As on a watch: 0:42, 12:05, 3:20:00."""
+    """Format a duration as 0:42, 12:05 or 3:20:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def short(number: float) -> str:
-    """A count in few characters: 987, 12.3k, 4.56M."""
+    """Format a count in few characters: 987, 12.3k, 4.56M."""
     for unit in ("", "k", "M", "G"):
         if number < 999.5 or unit == "G":
             return f"{number:.3g}{unit}" if unit else f"{number:.0f}"
         number /= 1000
-    raise AssertionError("the last unit takes every number")
+    raise AssertionError("the last unit fits every number")
 
 
-LINE_SECONDS = 30.0  # between two lines of an epoch that takes long, where there is no bar
+LINE_SECONDS = 30.0  # between two lines within a long epoch, where there is no bar
 MAX_TRACEBACK_LINES = 40
 MIN_BAR = 18  # columns, with its percentage
 BAR = "{desc}: {percentage:3.0f}%|{bar}| "  # then the facts; tqdm's own postfix has a comma first
@@ -90,11 +92,11 @@ _NOT_SHOWN = {"epoch", "rows", "steps", "seconds", "rows_per_second"}
 
 
 class Progress:
-    """An observer that tells a person how the run goes.
+    """An observer that prints how the run goes.
 
-    `verbose`: 0 is silence; 1 the bar (or the lines), restarts and why a run stopped early; 2 also
-    checkpoints, what an evaluator measured, failures with their tracebacks, where each rank's time
-    went in each epoch, and the stragglers at the end.
+    `verbose`: 0 prints nothing; 1 the bar (or lines), backend and topology, restarts, and why a run
+    stopped early; 2 also checkpoints, an evaluator's results, failures with their tracebacks, each
+    rank's time in each epoch, and the stragglers at the end.
     """
 
     def __init__(self, epochs: int, verbose: int) -> None:
@@ -126,7 +128,7 @@ class Progress:
             self._bar.close()
             self._bar = None
 
-    # -- what happens in a run ------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------
 
     def _on_run_start(self, rank: int, event: dict[str, Any]) -> None:
         self._workers = event.get("workers")
@@ -178,7 +180,7 @@ class Progress:
             self._show(epoch, epoch, facts)
         if self._bar is None or self._verbose > 1:
             self._say(f"{self._title(epoch)}: {', '.join(facts.values())}")
-        self._sum_up()  # of the epoch before, should some rank not have spoken since
+        self._sum_up()  # the epoch before, if some rank has sent nothing since
         self._epoch_to_sum_up = epoch
         if len(self._ranks) == self._workers:
             self._sum_up()
@@ -208,7 +210,7 @@ class Progress:
         self._throughput.restart()
         workers = "" if self._workers is None else f" with {count(self._workers, 'worker')}"
         self._say(
-            f"restart {self._num_restarts}: going on from step {event['from_step']:,}{workers} "
+            f"restart {self._num_restarts}: resuming from step {event['from_step']:,}{workers} "
             f"({event['cause']})"
         )
         if self._bar is not None:
@@ -219,8 +221,8 @@ class Progress:
 
     def _on_already_trained(self, rank: int, event: dict[str, Any]) -> None:
         self._say(
-            f"already trained ({event['step']:,} steps): the model comes from its last "
-            "checkpoint. Use another path to train anew"
+            f"this run is already complete ({event['step']:,} steps): returning its final model. "
+            "Use a new path to train again"
         )
         if self._bar is not None:
             self._show(self._epochs, self._epochs, {})
@@ -235,14 +237,14 @@ class Progress:
                 self._say(f"straggler: {Straggler.from_dict(straggler)}")
 
     def _sum_up(self) -> None:
-        """Where the ranks' time went in the last epoch; they tell it a moment after its end."""
+        """Print the ranks' times of the last epoch, which arrive a moment after its end."""
         if self._epoch_to_sum_up is None:
             return
         for line in describe_ranks(self._ranks):
             self._say(f"epoch {self._epoch_to_sum_up}, {line}")
         self._ranks, self._epoch_to_sum_up = {}, None
 
-    # -- how it is shown ------------------------------------------------------------------------
+    # -- output ---------------------------------------------------------------------------------
 
     def _title(self, epoch: int) -> str:
         again = f" (restart {self._num_restarts})" if self._num_restarts else ""
@@ -271,7 +273,7 @@ class Progress:
         self._bar.set_description_str(title, refresh=True)
 
     def _say(self, text: str) -> None:
-        """A line of its own, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         self._last_line = time.monotonic()
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
@@ -280,7 +282,7 @@ class Progress:
 
 
 def is_watched() -> bool:
-    """Whether somebody looks on: at a terminal that can redraw a line, or at a notebook."""
+    """Whether stderr is a terminal that can redraw a line, or this is a notebook."""
     if sys.stderr.isatty():
         return os.environ.get("TERM") != "dumb"
     ipython = sys.modules.get("IPython")
@@ -289,7 +291,7 @@ def is_watched() -> bool:
 
 
 def fitting(facts: dict[str, str], room: int | None) -> str:
-    """The facts in their order, without the least telling ones where they would be cut off."""
+    """The facts in their order, without the least important ones if there is no room for all."""
     kept = dict(facts)
     for name in ("topology", "workers", "step", "speed", *reversed(facts)):
         if room is None or len(kept) < 2 or len(", ".join(kept.values())) <= room:

@@ -29,9 +29,9 @@ MERGED_PER_POST = 32
 
 
 def thin(points: Sequence[Sequence[Any]], most: int) -> list[Sequence[Any]]:
-    """At most `most` of the points: of each stretch the one with the least value and the greatest.
+    """At most `most` of the points: of each stretch those with the least and the greatest value.
 
-    A value that isn't a finite number counts as the greatest: it must not get lost.
+    A value that isn't a finite number counts as the greatest, so that it is kept.
     """
     if len(points) <= most:
         return list(points)
@@ -126,7 +126,7 @@ def _sum(before: Any, more: Any) -> Any:
 ENABLED = "spark.sparkdml.ui.enabled"
 SHORTEST_INTERVAL = 0.5  # each post flushes Spark's event log
 LONGEST_INTERVAL = 5.0
-CLOSE_SECONDS = 10.0  # a JVM that hangs must not hold up the end of a run
+CLOSE_SECONDS = 10.0  # a JVM that hangs must not delay the end of a run for longer
 
 _said: set[str] = set()
 
@@ -151,7 +151,7 @@ class SparkUi:
                 self._batch.add(rank, event)
 
     def close(self) -> None:
-        """Posts what is left. Spark shows it a moment later, and logs it before it stops."""
+        """Post what is left. Spark shows it a moment later, and logs it before it stops."""
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
@@ -169,11 +169,11 @@ class SparkUi:
         except NoTrainingTab as error:
             self._switch_off(str(error))
         except Exception as error:
-            # Whatever py4j raises when the JVM goes away; this thread has nobody to raise it to.
+            # py4j may raise anything when the JVM goes away, and nothing catches it on this thread.
             self._switch_off(f"{type(error).__name__}: {error}")
 
     def _interval(self) -> float:
-        """Twice a second at first, less often in a long run, whose log would grow without need."""
+        """Half a second at first, longer in a long run, whose event log would grow needlessly."""
         age = time.monotonic() - self._begun
         return min(max(age / 120, SHORTEST_INTERVAL), LONGEST_INTERVAL)
 
@@ -188,7 +188,8 @@ class SparkUi:
         with self._lock:
             self._batch = EventBatch()
         line = (
-            f"no Training tab in the Spark UI; training goes on. {' '.join(reason.split())[:500]}"
+            "there is no Training tab in the Spark UI; training continues. "
+            + " ".join(reason.split())[:500]
         )
         if line not in _said:
             _said.add(line)
@@ -200,7 +201,7 @@ def _is_enabled(spark: Any) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null, which the tab takes for "not finite"."""
+    """Replace NaN and infinity, which JSON lacks, by null, which the tab shows as not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,9 +1,10 @@
-"""Which rank held up the others, by how much, and why: from where each rank's time went.
+"""Stragglers: which rank held up the others, by how much, and why.
 
-In a synchronous step everybody waits for the slowest, and that wait shows as *communication* of the
-fast ranks. So ranks are compared by the time that is their own: everything but communication.
+In a synchronous step all ranks wait for the slowest, and that wait is counted as *communication* of
+the fast ranks. So ranks are compared by the rest of their time, which is their own.
 
-Where each rank's time went, a line for each.
+Runs in the driver: `Stragglers` is an observer, which keeps the sums of each rank for one run; all
+else is pure and works on such sums.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import Any
 # Equal ranks differ by a tenth or so from step to step (caches, other tenants of a host); from a
 # quarter on, there is a cause that can be found.
 SLOWER = 1.25
-# Nobody would act on less, and the first steps (loading of libraries, first pages) often cost it.
+# Less is not worth acting on, and is often lost in the first steps (libraries load, caches fill).
 MIN_SECONDS_LOST = 1.0
-# A rank may be far slower in what hardly takes time: only what shows in the run's duration counts.
+# A rank may be far slower in what hardly takes time: only what lengthens the run counts.
 MIN_SHARE_LOST = 0.05
 
 _ADVICE = {
     "data": "it waits for rows: look at its source and disk, or prepare the rows before the fit",
     "compute": "its own steps take longer: look at what else runs on its cores or GPU",
     "host": "all ranks of that host are slow: look at its load, clock and memory, or exclude it",
-    "checkpoint": "it writes checkpoints longer than the others: look at its way to the store",
+    "checkpoint": "it takes longer to write checkpoints: look at its connection to the store",
     "other": "its time goes to callbacks, validation or metrics: make those cheaper on this rank",
 }
 
 
 @dataclass
 class Times:
-    """What one rank has told so far; sums."""
+    """The sums of what one rank has reported so far."""
 
     host: str
     steps: int = 0
@@ -40,7 +41,7 @@ class Times:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Of a "rank" event."""
+        """Add the numbers of a "rank" event."""
         self.steps += int(event["steps"])
         self.rows += int(event["rows"])
         for part, seconds in event["seconds"].items():
@@ -52,7 +53,7 @@ class Times:
 
     @property
     def own(self) -> dict[str, float]:
-        """Seconds a step of each part that is not a wait for other ranks."""
+        """Seconds per step of each part that is not a wait for other ranks."""
         return {
             part: seconds / max(self.steps, 1)
             for part, seconds in self.seconds.items()
@@ -66,10 +67,10 @@ class Straggler:
 
     rank: int
     host: str
-    slower: float  # times the median of the other ranks' own time a step
+    slower: float  # times the median of the other ranks' own time per step
     why: str  # "data", "compute", "checkpoint", "other", or "host": all ranks of it are slow
-    seconds_lost: float  # how much longer it took for its steps than the others would have
-    more_rows: float = 1.0  # times the rows a step of the others
+    seconds_lost: float  # how much longer its steps took than those of the others
+    more_rows: float = 1.0  # times the rows per step of the others
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,13 +84,13 @@ class Straggler:
         if self.more_rows >= SLOWER and self.why != "data":
             advice = f"it has {self.more_rows:.1f} times the rows of the others in each step"
         return (
-            f"rank {self.rank} on {self.host} was {self.slower:.1f} times slower than the others "
+            f"rank {self.rank} on {self.host} took {self.slower:.1f} times as long as the others "
             f"({self.seconds_lost:,.1f} s lost, {self.why}): {advice}"
         )
 
 
 def find_stragglers(ranks: Mapping[int, Times]) -> list[Straggler]:
-    """Those that are slower than the others by more than chance, the worst first."""
+    """Ranks that are slower than the others by more than chance, the worst first."""
     working = {rank: times for rank, times in ranks.items() if times.steps}
     found = [
         straggler
@@ -124,7 +125,7 @@ def _judge(rank: int, times: Times, others: list[Times]) -> Straggler | None:
 
 
 def _slow_hosts(ranks: Mapping[int, Times], slow: set[int]) -> set[str]:
-    """Hosts of several ranks, all of them slow, beside hosts that have none."""
+    """Hosts of several ranks that are all slow, where another host has no slow rank."""
     members: dict[str, list[int]] = {}
     for rank, times in ranks.items():
         members.setdefault(times.host, []).append(rank)
@@ -137,10 +138,10 @@ def _slow_hosts(ranks: Mapping[int, Times], slow: set[int]) -> set[str]:
 
 
 class Stragglers:
-    """An observer that can say at any time who holds up the run.
+    """An observer that can report at any time which ranks hold up the run.
 
-    Each submission is judged by itself, for ranks may sit elsewhere after a restart; the report has
-    the worst of each rank on each host.
+    Each submission is judged by itself, since ranks may be on other hosts after a restart; the
+    report has the worst of each rank on each host.
     """
 
     def __init__(self) -> None:
@@ -155,11 +156,11 @@ class Stragglers:
             self._ranks = {}
 
     def report(self) -> list[Straggler]:
-        # A copy, for it may be asked for on another thread than events come on.
+        # A copy: this may be called on another thread than `handle`.
         return _worst([*self._before, *find_stragglers(dict(self._ranks))])
 
     def close(self) -> None:
-        """Nothing to give back; the report stays."""
+        """The report stays available."""
 
 
 def _worst(found: Iterable[Straggler]) -> list[Straggler]:
@@ -173,7 +174,7 @@ MAX_RANKS = 16
 
 
 def describe_ranks(ranks: Mapping[int, Times]) -> list[str]:
-    """In the order of ranks; of many ranks, those whose own steps took longest."""
+    """A line per rank, in order: where its time went. Of many ranks, the slowest."""
     shown = sorted(ranks, key=lambda rank: -sum(ranks[rank].own.values()))[:MAX_RANKS]
     lines = [_describe(rank, ranks[rank]) for rank in sorted(shown)]
     if len(ranks) > MAX_RANKS:

@@ -1,4 +1,7 @@
-"""The few SVG elements that the drawing of a lineage is made of, as strings."""
+"""The SVG elements that the drawings of a lineage and of curves are made of, as strings.
+
+Pure functions, used at the driver.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from html import escape
 
 MAIN = "#3b82f6"
 TROUBLE = "#e5484d"
-FADED = "#8a919b"  # seen on light and dark; opaque, so that nothing darkens where it overlaps
+FADED = "#8a919b"  # visible on light and dark; opaque, so that overlaps are no darker
 INK = "currentColor"
 
 _STROKES = {
@@ -60,7 +63,7 @@ def text(
 
 
 def text_width(words: str, pixels: int) -> float:
-    """About; rather more than less, as each reader has another font."""
+    """An estimate, rather too much than too little, since fonts differ."""
     return 0.56 * pixels * len(words)
 
 
@@ -69,9 +72,9 @@ def path(way: str, stroke: str) -> str:
 
 
 def line_around(begin: float, end: float, y: float, holes: Sequence[tuple[float, float]]) -> str:
-    """The way of a level line that leaves out what is between the ends of each hole.
+    """The path of a horizontal line with holes.
 
-    The background is unknown, so a mark can't hide what is behind it: nothing may be there.
+    The background is unknown, so a mark can't cover the line: the line has a hole there.
     """
     way, x = [], begin
     for left, right in sorted(holes):
@@ -86,7 +89,7 @@ def line_around(begin: float, end: float, y: float, holes: Sequence[tuple[float,
 def mark(
     shape: str, begin: float, end: float, y: float, r: float, colour: str, tooltip: Sequence[str]
 ) -> str:
-    """A sign on a lane. Checkpoints may be long, for a crowd of them from `begin` to `end`."""
+    """A mark on a lane. One mark from `begin` to `end` stands for many checkpoints."""
     title = _title(tooltip)
     if shape in ("failed", "running"):
         way = (
@@ -96,7 +99,7 @@ def mark(
         )
         round_ends = 'stroke-linecap="round" stroke-linejoin="round"'
         return f'<path d="{way}" stroke="{colour}" stroke-width="2" {round_ends}>{title}</path>'
-    # Hollow ones are filled with next to nothing, so that all of them answer to the pointer.
+    # Hollow marks are almost transparent inside, so that their tooltips show there too.
     hollow = f'stroke="{colour}" stroke-width="1.6" fill="{colour}" fill-opacity=".01"'
     inside = r - 0.8
     ring = _box(begin, end, y=y, r=inside, corner=inside, paint=hollow)

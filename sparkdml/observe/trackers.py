@@ -1,10 +1,12 @@
-"""Where a run's numbers are kept beside Spark: MLflow, TensorBoard, or an object of the user's own.
+"""Trackers: where a run's numbers are kept beside Spark. MLflow, TensorBoard, or the user's own.
 
 `MLflow` and `TensorBoard` are settings; each fit begins a run of its own there, so one estimator
 may be fitted again and again, and by a CrossValidator in parallel.
 
-Feeds a tracker from the events of a run, on a thread of its own: a server that is slow or gone
-costs the run nothing but the numbers that it did not take.
+Runs in the driver. `TrackerObserver` is handed events on the observers' thread and calls the
+tracker on a thread of its own, which lives as long as the run: a tracking server that is slow or
+down costs numbers, never training time. docs/how-to-write-a-tracker.md says what a tracker may
+rely on.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ MAX_PARAM_CHARACTERS = 500  # what the oldest MLflow servers take
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What a user's own tracker must have. Called at the driver, by one thread."""
+    """What `tracker=` takes. All calls come from one thread at the driver."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Numbers of a step: `step_loss` now and then, an epoch's row at its end."""
+        """Numbers of a step: `step_loss` now and then, at an epoch's end its row."""
         ...
 
     def close(self) -> None:
@@ -41,16 +43,16 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class TrackerSettings(Protocol):
-    """What makes a tracker for each run."""
+    """What `tracker=` takes to make a tracker for each run."""
 
     def begin(self, run: str, name: str, facts: Mapping[str, str]) -> Tracker:
-        """A run of that id and name, and what else is known of it."""
+        """The tracker of a new run; `facts` describe it. On the tracker's thread, too."""
         ...
 
 
 @runtime_checkable
 class ReceivesOutcome(Protocol):
-    """A tracker that wants to know how the run ended, before it is closed."""
+    """A tracker that `begin` returned and that is told, before `close`, how the run ended."""
 
     def end(self, outcome: str, cause: str | None) -> None:
         """`outcome` is "finished", "failed" or "interrupted"."""
@@ -64,7 +66,7 @@ def check_tracker(tracker: object) -> Tracker | TrackerSettings:
         "tracker",
         tracker,
         "dml.MLflow(…), dml.TensorBoard(…), or an object with log(step, metrics) and close()",
-        "Give an object, not its class." if isinstance(tracker, type) else "",
+        "Pass an object, not its class." if isinstance(tracker, type) else "",
     )
 
 
@@ -101,7 +103,7 @@ class MLflow:
 
 
 def find_experiment(client: Any, name: str) -> str:
-    """Its id; it is made where it does not exist yet."""
+    """The id of an experiment, which is created if it does not exist yet."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -109,7 +111,7 @@ def find_experiment(client: Any, name: str) -> str:
         try:
             return str(client.create_experiment(name))
         except MlflowException:
-            found = client.get_experiment_by_name(name)  # another fit may have been quicker
+            found = client.get_experiment_by_name(name)  # another fit may have created it
             if found is None:
                 raise
     return str(found.experiment_id)
@@ -153,7 +155,7 @@ class MLflowRun:
 
 
 def mlflow_name(name: str) -> str:
-    """MLflow refuses other characters, and with them the whole request."""
+    """A name that MLflow accepts: for any other character it refuses the whole request."""
     return re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)[:250]
 
 
@@ -202,7 +204,7 @@ class TensorBoardRun:
         self._writer.close()
 
 
-STEP_LOSSES_PER_SECOND = 2.0  # a tracker is no place for each of a million steps
+STEP_LOSSES_PER_SECOND = 2.0  # more than that, of a million steps, would swamp a tracker
 MAX_WAITING = 10_000
 CLOSE_SECONDS = 20.0
 
@@ -210,10 +212,10 @@ _FACTS = ("strategy", "backend", "workers", "epochs", "batch_size", "global_batc
 
 
 class TrackerObserver:
-    """An observer: epoch rows, thinned step losses and whatever workers log, in their order.
+    """An observer that logs epoch rows, thinned step losses and what workers log, in order.
 
-    Steps and epochs that are trained again after a restart are logged once. An error of the
-    tracker is raised by the next call, so that whoever hands out the events can switch this off.
+    Steps and epochs that are repeated after a restart are logged once. An error of the tracker is
+    raised by the next call of `handle` or `close`, upon which `Observers` drops this observer.
     """
 
     def __init__(self, tracker: Tracker | TrackerSettings) -> None:
@@ -254,7 +256,7 @@ class TrackerObserver:
             self._end = (event["outcome"], event.get("cause"))
 
     def close(self) -> None:
-        """Waits for what is on its way, but not for ever; then says what was lost, if anything."""
+        """Wait until all is logged, CLOSE_SECONDS at most; then warn if anything was lost."""
         with self._ready:
             self._closing = True
             self._ready.notify()
@@ -262,27 +264,27 @@ class TrackerObserver:
         self._raise_error()
         if self._thread.is_alive():
             warnings.warn(
-                f"the tracker {self._name} has not answered for {CLOSE_SECONDS:g} s: what it has "
-                f"not taken yet ({len(self._waiting):,} entries) may be lost",
+                f"the tracker {self._name} has been blocked for {CLOSE_SECONDS:g} s: "
+                f"{len(self._waiting):,} entries that it has not taken may be lost",
                 stacklevel=2,
             )
         elif self._num_dropped:
             warnings.warn(
-                f"the tracker {self._name} was too slow: {self._num_dropped:,} entries were left "
-                "out",
+                f"the tracker {self._name} could not keep up: {self._num_dropped:,} entries were "
+                "dropped",
                 stacklevel=2,
             )
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise SparkDMLError(
-                f"the tracker {self._name} takes no more numbers: "
+                f"the tracker {self._name} failed and gets no more numbers: "
                 f"{type(self._error).__name__}: {self._error}"
             ) from self._error
 
     def _steps(self, event: dict[str, Any]) -> None:
         if event["step"] <= self._step:
-            return  # trained again after a restart
+            return  # repeated after a restart
         self._step = event["step"]
         moment = event.get("time", time.time())
         if moment - self._last_loss_time < 1 / STEP_LOSSES_PER_SECOND:
@@ -324,13 +326,13 @@ class TrackerObserver:
             if tracker is not self._given and isinstance(tracker, ReceivesOutcome):
                 tracker.end(*self._end)
         except Exception:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 tracker.close()
             raise
         tracker.close()
 
     def _begin(self) -> Tracker | None:
-        """None if there was no run after all."""
+        """None if the run never started."""
         if isinstance(self._given, Tracker):
             return self._given
         with self._ready:
@@ -344,14 +346,14 @@ class TrackerObserver:
         return self._given.begin(start["run"], start["name"], facts)
 
     def _next(self) -> tuple[int, dict[str, float]] | None:
-        """None when the run is over and everything was told."""
+        """None when the run is over and all entries are logged."""
         with self._ready:
             self._ready.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting else None
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those that a tracker can draw."""
+    """The values that are numbers."""
     return {
         name: float(value)
         for name, value in values.items()

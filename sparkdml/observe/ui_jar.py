@@ -1,4 +1,8 @@
-"""Puts sparkdml-ui.jar into a Spark application that already runs, and calls it."""
+"""Loads sparkdml-ui.jar into the JVM of a running Spark application, for the Training tab.
+
+Runs in the driver, on the thread of `SparkUi`, and speaks to the JVM through py4j. It owns nothing:
+the Java object that it returns belongs to the application, and lives as long.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ _CLASS = "io.sparkdml.ui.TrainingUi"
 
 
 class NoTrainingTab(Exception):
-    """Why there can't be a Training tab. Never a reason not to train."""
+    """The reason why there can't be a Training tab. It never keeps a run from training."""
 
 
 def jar_path() -> Path:
@@ -25,8 +29,8 @@ def attach(spark: Any) -> Any:
     """The Java object that posts events, for this session's application; always the same one."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise NoTrainingTab(
-            "Spark Connect gives no access to the driver's JVM. On the server: --jars "
-            "sparkdml-ui.jar, and train in a classic session to fill it"
+            "Spark Connect gives no access to the driver's JVM; train in a classic session to see "
+            "runs in the tab"
         )
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
@@ -41,13 +45,13 @@ def attach(spark: Any) -> Any:
         raise NoTrainingTab(
             f"sparkdml-ui.jar does not fit Spark {context.version}: {error.java_exception}"
         ) from error
-    except PySparkException as error:  # pyspark makes its own of some Java exceptions
+    except PySparkException as error:  # pyspark converts some Java exceptions
         raise NoTrainingTab(
             f"sparkdml-ui.jar does not fit Spark {context.version}: {error}"
         ) from error
     except (Py4JError, TypeError, AttributeError) as error:
-        # TypeError: py4j took the name for a package, as the class isn't there.
-        raise NoTrainingTab(f"Spark's JVM did not take sparkdml-ui.jar: {error}") from error
+        # TypeError: the class isn't there, so py4j took its name for a package.
+        raise NoTrainingTab(f"Spark's JVM could not load sparkdml-ui.jar: {error}") from error
 
 
 def _is_loaded(jvm: Any) -> bool:
@@ -62,14 +66,14 @@ def _is_loaded(jvm: Any) -> bool:
 
 
 def _add_to_class_path(jvm: Any, jar: Path) -> None:
-    """By Spark's own class loader, which takes jars at any time; --jars goes the same way."""
+    """Add the jar to Spark's own class loader, as --jars does, which is possible at any time."""
     mutable = jvm.java.lang.Class.forName("org.apache.spark.util.MutableURLClassLoader")
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     while loader is not None and not mutable.isInstance(loader):
         loader = loader.getParent()
     if loader is None:
         raise NoTrainingTab(
-            f"this JVM takes no jar after its start. Start it with --jars {jar} "
+            f"this JVM can't load a jar after its start. Start it with --jars {jar} "
             "--conf spark.plugins=io.sparkdml.ui.TrainingPlugin"
         )
     loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())

@@ -1,10 +1,12 @@
-"""What a worker prints, sent on to the driver as well: bounded, and nothing to training if lost.
+"""Forwards what a worker prints to the driver, in bounded amounts and at no cost to training.
 
-A Spark Python worker's own output ends in the executor's log, and still does: the streams are
-tee'd, never replaced. Writing takes no lock and never waits; a thread sends what has gathered, a
-little twice a second, and what is too much is dropped and counted. `logging` is covered as far as
-it prints: handlers that hold the old streams are pointed at the tees, and back at the end. What
-libraries print from C goes to the executor's log alone.
+Runs in a worker, for as long as its task. The output of a Spark Python worker goes to the
+executor's log, and still does: the streams are duplicated (`Tee`), never replaced. Any thread may
+write, without a lock and without waiting; a thread of `WorkerOutput` sends some of what has
+gathered to the driver twice a second, over the worker's control connection. What is too much is
+dropped and counted. `logging` is covered as far as it prints: handlers that hold the old streams
+are pointed at the tees, and back at the end. What libraries print from C is in the executor's log
+alone.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from typing import Any, Protocol, TextIO
 
 SEND_SECONDS = 0.5
 LINES_PER_SEND = 100
-BYTES_PER_SEND = 16_384  # 1,000 events may wait in a link whose driver is gone: 16 MB at most
+BYTES_PER_SEND = 16_384  # the control client queues up to 1,000 events: 16 MB at most
 MAX_LINE_CHARACTERS = 2_000
 MAX_WAITING_LINES = 1_000
 SENDS_AT_THE_END = 5
 
 
 class OutputLink(Protocol):
-    """The part of the worker's link that is needed here; neither call may wait."""
+    """The part of the worker's control client that is needed here; neither call may wait."""
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
@@ -52,7 +54,7 @@ class WorkerOutput:
     def __enter__(self) -> WorkerOutput:
         for name in ("stdout", "stderr"):
             inner = getattr(sys, name)
-            if inner is not None:  # a process may have been started without
+            if inner is not None:  # a process may have been started without it
                 self._tees[name] = Tee(inner, name, self)
                 setattr(sys, name, self._tees[name])
         for tee in self._tees.values():
@@ -67,20 +69,20 @@ class WorkerOutput:
         traceback: TracebackType | None,
     ) -> None:
         for name, tee in self._tees.items():
-            if getattr(sys, name) is tee:  # else somebody has wrapped it: leave theirs in place
+            if getattr(sys, name) is tee:  # else other code has wrapped it: leave that in place
                 setattr(sys, name, tee.inner)
             tee.close_lines()
             point_handlers(tee, tee.inner)
         self._done.set()
         self._thread.join(timeout=5)
-        # A link that fails, which can only be told over that link, may not fail the task.
+        # A connection that fails can't be reported over itself, and must not fail the task.
         with contextlib.suppress(Exception):
             self._send_the_rest()
 
     def put(self, stream: str, line: str) -> None:
-        """From any thread, at any moment, also inside a signal handler: no lock, no wait."""
+        """Queue a line: from any thread, even in a signal handler, without a lock or a wait."""
         if os.getpid() != self._pid:
-            return  # a forked child (of a DataLoader, say) has no thread that would send
+            return  # a forked child (of a DataLoader, say) has no thread to send it
         if len(self._waiting) == MAX_WAITING_LINES:
             self._num_dropped += 1
         self._waiting.append((stream, line))
@@ -91,7 +93,7 @@ class WorkerOutput:
                 self._send_some()
 
     def _send_the_rest(self) -> None:
-        """The newest of it: the last words before a failure matter most."""
+        """Send the newest lines: the last ones before a failure matter most."""
         num_lines, num_bytes = len(self._waiting), sum(_size(line) for _, line in self._waiting)
         while num_lines > SENDS_AT_THE_END * LINES_PER_SEND or (
             num_bytes > SENDS_AT_THE_END * BYTES_PER_SEND
@@ -104,7 +106,7 @@ class WorkerOutput:
         self._client.flush()
 
     def _send_some(self) -> None:
-        """One event a stream at most, so that output can't crowd out what the run itself tells."""
+        """Send at most one event per stream, lest output crowd out the run's other events."""
         lines: dict[str, list[str]] = {}
         num_lines = num_bytes = 0
         while self._waiting and num_lines < LINES_PER_SEND and num_bytes < BYTES_PER_SEND:
@@ -123,9 +125,9 @@ class WorkerOutput:
 
 
 class Tee:
-    """A text stream that passes everything on, and gathers its lines until it is closed.
+    """A text stream that writes to another one, and forwards its lines until `close_lines`.
 
-    It may outlive the task in some handler or module: then it only passes on.
+    A handler or module may hold it beyond the task: then it only writes.
     """
 
     def __init__(self, inner: TextIO, name: str, output: WorkerOutput) -> None:
@@ -146,7 +148,7 @@ class Tee:
         return getattr(self.inner, name)
 
     def close_lines(self) -> None:
-        """The last lines may lack their ends."""
+        """Forward the last lines, which may lack their line ends, and stop."""
         for rest in self._partial.values():
             self._put(rest)
         self._partial.clear()
@@ -162,7 +164,7 @@ class Tee:
             for line in lines:
                 self._put(line)
         if text:
-            if "\r" in text:  # a progress bar writes over its line for ever
+            if "\r" in text:  # a progress bar overwrites its line and never ends it
                 text = last_drawn(text) + ("\r" if text.endswith("\r") else "")
             self._partial[thread] = text[: MAX_LINE_CHARACTERS + 1]  # some lines never end
 
@@ -175,7 +177,7 @@ class Tee:
 
 
 def last_drawn(line: str) -> str:
-    """What is seen at last of a line that was written over."""
+    """What is visible in the end of a line that was overwritten."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
@@ -184,7 +186,7 @@ def _size(line: str) -> int:
 
 
 def point_handlers(old: Any, new: Any) -> None:
-    """Let every logging handler that prints to `old` print to `new`."""
+    """Make every logging handler that prints to `old` print to `new`."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     for logger in loggers:
         for handler in getattr(logger, "handlers", []):

@@ -74,7 +74,7 @@ def main(output, master, count):
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    warnings.filterwarnings("ignore", message=".*Going on from step.*")
+    warnings.filterwarnings("ignore", message=".*Resuming from step.*")
     rows, expected = make_rows(spark), {}
     folder = Path(output).parent
     kills = [

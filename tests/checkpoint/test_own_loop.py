@@ -13,7 +13,7 @@ import sparkdml as dml
 sys.path.insert(0, str(Path(__file__).parent))
 from small_run import make_estimator
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Going on from step.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 
 
 def test_a_loop_of_ones_own_goes_on(spark, tmp_path):

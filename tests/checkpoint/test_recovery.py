@@ -18,7 +18,7 @@ from sparkdml.testing.models import RecordsRows, WritesRows
 sys.path.insert(0, str(Path(__file__).parent))
 from small_run import equal, make_estimator
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Going on from step.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 
 
 class Patient(dml.Callback):
@@ -116,7 +116,7 @@ def test_several_faults_in_one_run(rows, uninterrupted, tmp_path):
 
 def test_the_driver_says_who_failed_and_where_it_goes_on(rows, uninterrupted, tmp_path):
     with pytest.warns(
-        UserWarning, match=r"rank 1 on \S+ failed: .*Injected.*Going on from step (5|10)"
+        UserWarning, match=r"rank 1 on \S+ failed: .*Injected.*Resuming from step (5|10)"
     ):
         fitted, _ = fit_with_fault(rows, tmp_path, "raise", 12, patient=True)
     assert equal(fitted, uninterrupted())

@@ -50,7 +50,7 @@ def test_the_result_is_the_same(spark, monkeypatch):
             return [stops]
 
     monkeypatch.setattr(Observers.__init__, "__defaults__", (None, 0.5))
-    with pytest.warns(UserWarning, match=r"(Stops|Stragglers) has not come back for 0.5 s"):
+    with pytest.warns(UserWarning, match=r"(Stops|Stragglers) has been blocked for 0.5 s"):
         found = make_estimator(Unwatched).fit(frame).module.state_dict()
     stops.over.set()
     assert stops.num_events >= 4

@@ -141,7 +141,7 @@ def test_a_server_that_is_not_there(monkeypatch):
     began = time.monotonic()
     observer.handle(-1, {"kind": "run-start", "run": "81", "name": "fit Net"})
     assert time.monotonic() - began < 0.5
-    with pytest.raises(SparkDMLError, match="the tracker MLflow takes no more numbers"):
+    with pytest.raises(SparkDMLError, match="the tracker MLflow failed and gets no more numbers"):
         observer.close()
 
 

@@ -65,7 +65,7 @@ def test_one_that_fails_is_switched_off_and_harms_nobody(fails_at):
             everybody.handle(0, {"kind": kind})
         everybody.close()
 
-    with pytest.warns(UserWarning, match=r"Records is switched off.*no more disk") as caught:
+    with pytest.warns(UserWarning, match=r"observer Records failed.*no more disk") as caught:
         run()
     assert len(caught) == 1
     assert kinds(good) == ["steps", "steps", "epoch"]
@@ -93,7 +93,7 @@ def test_one_that_never_comes_back_holds_up_nobody(monkeypatch):
     for _ in range(1000):
         everybody.handle(0, {"kind": "steps"})
     assert time.monotonic() - began < 1
-    with pytest.warns(UserWarning, match=r"Hangs has not come back for 0.2 s: [45] events"):
+    with pytest.warns(UserWarning, match=r"Hangs has been blocked for 0.2 s: [45] events"):
         everybody.close()
     hangs.over.set()
 
@@ -105,7 +105,7 @@ def test_events_that_were_too_many_are_counted(monkeypatch):
     for _ in range(10):
         everybody.handle(0, {"kind": "steps"})
     hangs.over.set()
-    with pytest.warns(UserWarning, match=r"too slow: [45] of its events were left out"):
+    with pytest.warns(UserWarning, match=r"could not keep up: [45] run events were dropped"):
         everybody.close()
     assert len(seen.events) in (5, 6)
 

@@ -97,7 +97,7 @@ def test_lines_where_there_is_no_terminal(capsys):
     show(verbose=1)
     assert capsys.readouterr().err.splitlines() == [
         "epoch 1/2: loss 0.25, val_loss 0.3, 50 samples/s",
-        "restart 1: going on from step 4 with 1 worker (rank 1 on b failed)",
+        "restart 1: resuming from step 4 with 1 worker (rank 1 on b failed)",
         "stopped after epoch 1: val_loss no longer falls",
     ]
 
@@ -117,7 +117,7 @@ def test_a_bar_in_a_terminal(capsys, terminal):
     assert "epoch 1/2:  38%|" in said
     assert "| step 3, loss 0.4, 50 samples/s, 2 workers, 0:02 left" in said
     assert "epoch 1/2:  50%|" in said
-    assert "\rrestart 1: going on from step 4 with 1 worker (rank 1 on b failed)" in said
+    assert "\rrestart 1: resuming from step 4 with 1 worker (rank 1 on b failed)" in said
     assert "epoch 2/2 (restart 1):  50%|" in said
     assert "| step 6, loss 0.5, 1 worker" in said
     assert "checkpoint" not in said
@@ -144,7 +144,7 @@ def test_details(capsys, monkeypatch, is_watched):
         "failed: rank 1 on b failed: OSError",
         "  OSError",
         "finished after 1:15",
-        "straggler: rank 1 on b was 2.0 times slower than the others (9.0 s lost, data)",
+        "straggler: rank 1 on b took 2.0 times as long as the others (9.0 s lost, data)",
     ):
         assert line in said
 
@@ -184,7 +184,7 @@ def test_events_can_come_alone(event, is_watched, capsys, monkeypatch):
 def test_a_run_that_had_ended_already(capsys, monkeypatch, is_watched):
     monkeypatch.setattr("sparkdml.observe.progress.is_watched", lambda: is_watched)
     show(verbose=1, events=[(-1, {"kind": "already-trained", "step": 1234})])
-    assert "already trained (1,234 steps)" in capsys.readouterr().err
+    assert "already complete (1,234 steps)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

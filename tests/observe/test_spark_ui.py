@@ -276,7 +276,7 @@ _ConnectSession.__module__ = "pyspark.sql.connect.session"
 class TestWithoutATab:
     def test_spark_connect_gets_one_line_however_many_runs(self):
         (line,) = watch(_ConnectSession(), runs=3)
-        assert "training goes on" in line
+        assert "training continues" in line
         assert "Spark Connect" in line
 
     @pytest.mark.spark

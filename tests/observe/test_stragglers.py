@@ -27,7 +27,7 @@ def test_a_rank_that_computes_longer_while_the_others_wait_for_it():
     (found,) = find_stragglers(ranks)
     assert (found.rank, found.why, found.slower) == (1, "compute", 1.9)
     assert found.seconds_lost == pytest.approx(9.0)
-    assert "rank 1 on a was 1.9 times slower than the others (9.0 s lost, compute)" in str(found)
+    assert "rank 1 on a took 1.9 times as long as the others (9.0 s lost, compute)" in str(found)
 
 
 def test_a_rank_that_waits_for_rows():

@@ -113,7 +113,9 @@ def test_an_error_switches_it_off_with_one_warning():
             time.sleep(0.005)
         observers.close()
 
-    with pytest.warns(UserWarning, match=r"the tracker Full takes no more numbers") as warned:
+    with pytest.warns(
+        UserWarning, match=r"the tracker Full failed and gets no more numbers"
+    ) as warned:
         run()
     assert [str(w.message).count("OSError: disk full") for w in warned] == [1]
     assert len(other.logged) == 49
@@ -126,7 +128,7 @@ def test_an_error_at_the_very_end_is_told():
             raise OSError("no")
 
     observer = TrackerObserver(Unclosable())
-    with pytest.raises(SparkDMLError, match="the tracker Unclosable takes no more numbers"):
+    with pytest.raises(SparkDMLError, match="the tracker Unclosable failed and gets no more"):
         observer.close()
 
 
@@ -144,7 +146,7 @@ def test_a_tracker_that_hangs_holds_up_nobody(monkeypatch):
     for number in range(1, 100):
         observer.handle(0, steps(number, time=float(number)))
     assert time.monotonic() - began < 1
-    with pytest.warns(UserWarning, match="has not answered for 0.2 s"):
+    with pytest.warns(UserWarning, match="has been blocked for 0.2 s"):
         observer.close()
     released.set()
 
@@ -166,7 +168,7 @@ def test_a_slow_tracker_loses_the_oldest_and_says_so(monkeypatch):
     for number in range(2, 12):
         observer.handle(0, steps(number, time=float(number)))
     released.set()
-    with pytest.warns(UserWarning, match="Slow was too slow: 5 entries were left out"):
+    with pytest.warns(UserWarning, match="Slow could not keep up: 5 entries were dropped"):
         observer.close()
     assert [step for step, _ in slow.logged] == [1, 7, 8, 9, 10, 11]
 

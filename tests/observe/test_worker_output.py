@@ -218,4 +218,4 @@ def test_the_driver_prints_rank_and_host(capsys):
     printer.close()
     said = capsys.readouterr()
     assert said.out == "[rank 1 on host-b] a\n[rank 1 on host-b] b\n[server 0 on host-b] d\n"
-    assert said.err.startswith("[rank 0 on host-b] c\n[rank 0 on host-b] … 1,200 lines more")
+    assert said.err.startswith("[rank 0 on host-b] c\n[rank 0 on host-b] … 1,200 more lines")

@@ -195,7 +195,7 @@ def main(output, master):
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    warnings.filterwarnings("ignore", message=".*Going on from step.*")
+    warnings.filterwarnings("ignore", message=".*Resuming from step.*")
     rows = spark.range(0, ROWS, 1, 4).selectExpr(
         "array(cast(id as float)) as features", "0L as label"
     )

@@ -61,7 +61,7 @@ def main(output, master=None):
         too_many = str(error)
     kill = None
     if master is not None:
-        warnings.filterwarnings("ignore", message=".*Going on from step.*")
+        warnings.filterwarnings("ignore", message=".*Resuming from step.*")
         kill = kill_one(make_rows(spark), {}, 0, 1, Path(output).parent / "killed-executor")
     with open(output, "w") as file:
         json.dump(

@@ -38,7 +38,7 @@ def make_estimator(strategy, **params):
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*Going on from step.*")
+@pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -1,6 +1,6 @@
 """The timeline: one trace of all ranks, for Perfetto, chrome://tracing and `sparkdml timeline`.
 
-Spans are recorded in the workers (recorder, communicator, horovod), put on the driver's clock
-(clock), sent as "spans" events, thinned (thinned) and written at the driver (observer, trace_file),
-and read again by the command line (trace_file, schema, summary).
+Spans are recorded in the workers (recorder, communicator, horovod), converted to the driver's clock
+there and sent as "spans" events; at the driver they are thinned and written (trace, trace_file);
+and the command line reads them again (trace_file, summary). `tracks` is shared by all.
 """

@@ -1,4 +1,8 @@
-"""A communicator that records each collective: its name, its bytes, from its start to its end."""
+"""A communicator that records each collective: its name, its bytes, its start and its end.
+
+Runs in a worker, on whichever thread communicates; it owns the communicator that it wraps, and adds
+spans to the worker's recorder.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from sparkdml.observe.timeline.tracks import COMMUNICATION
 
 
 class TracedWork:
-    """Work whose span ends when somebody has waited for it."""
+    """Work whose span ends when it has been waited for."""
 
     __slots__ = ("_begin", "_bytes", "_name", "_spans", "_work")
 
@@ -36,7 +40,7 @@ class TracedWork:
 
 
 class TracedCommunicator(Communicator):
-    """The same as the communicator within. In steps that are not recorded it only passes on."""
+    """Behaves as the communicator that it wraps; records in steps that are recorded."""
 
     def __init__(self, inner: Communicator, spans: SpanRecorder) -> None:
         self._inner, self._spans = inner, spans
@@ -144,7 +148,7 @@ class TracedCommunicator(Communicator):
 
 
 class TracedMessages:
-    """Messages between two ranks, recorded as the collectives are."""
+    """Messages between two ranks, recorded like collectives."""
 
     def __init__(self, inner: PointToPoint, spans: SpanRecorder) -> None:
         self._inner, self._spans = inner, spans

@@ -1,8 +1,9 @@
-"""Horovod's own timeline: what its coordinator, rank 0, saw of each tensor.
+"""Horovod's own timeline: what its coordinator, rank 0, recorded of each tensor.
 
-Horovod writes it to a file as it goes: at first nothing but a bracket, later a closing one that the
-next events overwrite with a comma. The file is read while it grows; what is complete becomes spans
-on a track of its own. Only a window at the start is taken: Horovod's files have no bound.
+Horovod's threads write it to a file: at first only an opening bracket, later a closing one, which
+the next events overwrite with a comma. The recorder's thread on rank 0 reads the file while it
+grows; complete events become spans on a track of their own. Only the start of the file is read,
+since it grows without bound. The temporary folder that holds it lives as long as the recorder.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Span = tuple[int, str, int, int, int | None, dict[str, Any] | None]
 
 
 class HorovodTimeline:
-    """Starts Horovod's timeline on rank 0 once Horovod is up, and takes spans from its file."""
+    """Starts Horovod's timeline on rank 0 once Horovod runs, and reads spans from its file."""
 
     # Horovod refuses to start a timeline later unless this was set when it was initialised; and it
     # hangs in its first collective if it was set on some ranks only.
@@ -38,11 +39,11 @@ class HorovodTimeline:
 
     @staticmethod
     def is_possible(backend: str) -> bool:
-        """The same on all ranks; who has set HOROVOD_TIMELINE wants the file for himself."""
+        """The same on all ranks; a user who has set HOROVOD_TIMELINE keeps that file."""
         return backend == "horovod" and "HOROVOD_TIMELINE" not in os.environ
 
     def start(self) -> None:
-        """Call it on rank 0, once Horovod is initialised: the other ranks would write nothing."""
+        """Call on rank 0, once Horovod is initialised; on other ranks Horovod writes nothing."""
         self._folder = tempfile.TemporaryDirectory(prefix="sparkdml-horovod-timeline-")
         self._path = Path(self._folder.name) / "timeline.json"
         try:
@@ -75,14 +76,14 @@ class HorovodTimeline:
 
 
 class HorovodReader:
-    """Makes spans of the pieces of a file that is still being written."""
+    """Parses spans from the pieces of a file that is still being written."""
 
     def __init__(self) -> None:
         self._rest = ""
         self._decoder = json.JSONDecoder()
         self._tensors: dict[int, str] = {}
         self._open: dict[int, list[dict[str, Any]]] = {}  # by tensor: begun, not ended
-        # Its times are by the worker's own wall clock, since a moment that it names at the top.
+        # Its times are on the worker's wall clock, from a start that the first event names.
         self._wall_to_counter = time.perf_counter_ns() - time.time_ns()
         self._start_ns: int | None = None
 
@@ -102,7 +103,7 @@ class HorovodReader:
         try:
             event, end = self._decoder.raw_decode(self._rest)
         except ValueError:
-            return None  # the rest of it is still to come
+            return None  # the rest of it is not yet written
         self._rest = self._rest[end:]
         return dict(event)
 
@@ -127,7 +128,7 @@ class HorovodReader:
         return None
 
     def _end(self, begin: dict[str, Any], end: dict[str, Any], tensor: int) -> Span | None:
-        """A span for each part that has no parts itself, so that a track needs no nesting."""
+        """A span for each innermost event, so that spans of a track need no nesting."""
         if self._start_ns is None or begin.get("has parts"):
             return None
         zero = self._start_ns + self._wall_to_counter

@@ -1,16 +1,15 @@
-"""Records in a worker what its threads do, at two looks at the clock and an append for each span.
+"""The recorder of a worker's spans, and the clock that converts their times to the driver's.
 
-A thread of its own sends the spans to the driver about twice a second. Where steps are quicker than
-anybody could look at, only some are recorded, each as a whole and the same ones on all ranks: those
-whose number is a multiple of a power of two.
+Runs in a worker, for as long as its task. Recording a span costs its thread two readings of the
+clock and an append; the recorder's own thread sends what has gathered to the driver about twice a
+second, over the worker's control connection. Where steps are too quick to record them all, whole
+steps are recorded, the same ones on all ranks: those whose number is a multiple of a power of two.
 
-Puts a worker's times on the driver's clock.
-
-As NTP does: ask for the time, take the middle between question and answer, and believe the quickest
-of several round trips, whose error is at most half of its duration. (Cristian 1989, "Probabilistic
-clock synchronization".) Clocks drift apart by some parts in a million, which is several steps in an
-hour, so this is repeated; a correction is then spread over time, lest a span begin before the one
-that came before it.
+The driver's clock is estimated as by NTP: ask for the time, assume that it was read in the middle
+between question and answer, and trust the quickest of several round trips, whose error is at most
+half of its duration (Cristian 1989, "Probabilistic clock synchronization"). Clocks drift apart by
+some parts in a million, which is several steps in an hour, so this is repeated; a correction is
+spread over time, lest a span begin before the previous one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ROUND_TRIPS = 8
 SPREAD_NS = 10_000_000_000  # over which a correction is spread
 MAX_KNOTS = 64
 
-AskTime = Callable[[], float | None]  # the driver's time.time(), or None where nobody answers
+AskTime = Callable[[], float | None]  # the driver's time.time(), or None without an answer
 
 
 class AlignedClock:
@@ -48,11 +47,11 @@ class AlignedClock:
         return self.uncertainty_ns is not None
 
     def align(self, ask: AskTime, round_trips: int = ROUND_TRIPS) -> None:
-        """Ask the driver, and go by its clock from now on."""
+        """Measure the offset to the driver's clock, and convert by it from now on."""
         measured = measure_offset(ask, self._now, round_trips)
         now = self._now()
         if measured is None:
-            if not self._knots:  # the driver will shift these by when they arrive
+            if not self._knots:  # the driver will shift these by the time of their arrival
                 self._knots = [(now, time.time_ns() - now)]
             return
         offset, uncertainty = measured
@@ -87,7 +86,7 @@ def measure_offset(
         answer = ask()
         received = now()
         if answer is None:
-            break  # it is gone, or has better things to do: don't wait for it again and again
+            break  # the driver is gone or busy: don't wait for it repeatedly
         uncertainty = (received - sent) // 2
         if best is None or uncertainty < best[1]:
             best = (int(answer * 1e9) - (sent + received) // 2, uncertainty)
@@ -99,7 +98,7 @@ ALIGN_SECONDS = 30.0
 STEPS_PER_SECOND = 40.0  # recorded by a rank of a small run
 DRIVER_STEPS_PER_SECOND = 1000.0  # recorded by all ranks of a large one together
 MAX_WAITING = 20_000
-SPANS_PER_MESSAGE = 500  # far below the longest line of the wire
+SPANS_PER_MESSAGE = 500  # far below the longest message of a control connection
 
 Args = dict[str, Any]
 # Track, name, begin and end by perf_counter_ns, step, what else is known.
@@ -113,24 +112,24 @@ class NoSpans:
     recording = False
 
     def start_step(self, number: int) -> None:
-        """The next step begins, with waiting for its batch."""
+        """Begin a step, with the wait for its batch."""
 
     def lap(self, name: str) -> None:
-        """What the training thread has done since the last lap, or the step's start."""
+        """End a part of the step, which began with the last lap or the step."""
 
     def end_step(self, name: str = "step") -> None:
-        """The step is over; what follows belongs to none."""
+        """End the step; what follows belongs to no step."""
 
     @contextmanager
     def span(self, name: str, **args: Any) -> Iterator[None]:
-        """Something on the training thread that is no part of a step."""
+        """Record work of the training thread that is no part of a step."""
         yield
 
     def add(self, track: int, name: str, begin: int, end: int, args: Args | None = None) -> None:
-        """A span that is over, by `time.perf_counter_ns()`; from any thread."""
+        """Record a span, in times of `time.perf_counter_ns()`; from any thread."""
 
     def add_write(self, seconds: float, num_bytes: int) -> None:
-        """The checkpoint writer has just finished what took it so long."""
+        """Record a checkpoint's write, which ends now; from the writer's thread."""
 
     def close(self) -> None:
         """Send what is left."""
@@ -140,7 +139,7 @@ NO_SPANS = NoSpans()
 
 
 class SpanRecorder(NoSpans):
-    """`event` and `flush` are the link's; `ask_time` asks the driver for its `time.time()`."""
+    """`event` and `flush` are the control client's; `ask_time` asks for the driver's time."""
 
     enabled = True
 
@@ -152,7 +151,7 @@ class SpanRecorder(NoSpans):
         flush: Callable[[], None],
         ask_time: AskTime,
     ) -> None:
-        self.recording = True  # off in steps that are passed over
+        self.recording = True  # off in steps that are skipped
         self._host, self._event, self._flush = host, event, flush
         self._ask_time = ask_time
         self.horovod: HorovodTimeline | None = None  # whose spans are sent too
@@ -162,10 +161,10 @@ class SpanRecorder(NoSpans):
         self._step: int | None = None
         self._step_began = self._mark = perf_counter_ns()
         self._num_steps = self._steps_seen = 0
-        self._skip_mask = 0  # steps with one of these bits in their number are passed over
+        self._skip_mask = 0  # steps with one of these bits in their number are skipped
         self._target = min(STEPS_PER_SECOND, max(1.0, DRIVER_STEPS_PER_SECOND / size))
         self._looked_at = perf_counter_ns()
-        self._look_at_step = int(self._target)  # the first look: sooner than a flush, if need be
+        self._look_at_step = int(self._target)  # the first look, which may come before a flush
         self._closing = threading.Event()
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._send, name="sparkdml-timeline", daemon=True)
@@ -187,7 +186,7 @@ class SpanRecorder(NoSpans):
         self._mark = now
 
     def end_step(self, name: str = "step") -> None:
-        is_step = name == "step"  # else it only began as one, and is worth telling by itself
+        is_step = name == "step"  # else it only began as one, and is always recorded
         if self.recording or not is_step:
             number = self._step if is_step else None
             self._spans.append((TRAINING, name, self._step_began, perf_counter_ns(), number, None))
@@ -248,10 +247,10 @@ class SpanRecorder(NoSpans):
             self._choose_steps()
 
     def _choose_steps(self) -> None:
-        """Record about as many steps a second as somebody would look at.
+        """Record about as many steps per second as are worth looking at.
 
-        Each span is dear beside a step of a millisecond: encoded on another thread, but under the
-        same interpreter lock. So the first look comes as soon as a second's worth is recorded.
+        A span is expensive beside a step of a millisecond: another thread encodes it, but under
+        the same interpreter lock. So the first look comes once a second's worth is recorded.
         """
         now, num_steps = perf_counter_ns(), self._num_steps
         seconds = max(1, now - self._looked_at) / 1e9

@@ -1,9 +1,9 @@
-"""Where the time of a traced run went: its costs by their share of the wall time, over all ranks.
+"""The summary of a trace: the largest costs, by their share of the wall time, with advice on each.
 
-Steps in a trace are a sample. So what a part of the step costs is its share of the recorded steps,
-times the time that was spent in steps; what is outside of steps is recorded always, and adds up.
+Steps in a trace are a sample. So the cost of a part of the step is its share of the recorded steps,
+times the time that was spent in steps; what is outside of steps is always recorded, and is summed.
 
-The summary of a trace as text: the largest costs, and what to do about each.
+Pure functions, used by the command line (`sparkdml timeline`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """A share of the wall time, averaged over the ranks; and the rank with the largest."""
+    """A share of the wall time, averaged over the ranks, and the rank where it is largest."""
 
     name: str
     share: float
@@ -90,7 +90,7 @@ def summarize(events: Iterable[Event]) -> Summary:
 
 
 def read_rank(spans: list[Event], restarts: list[float]) -> Rank:
-    """Spans of one thread, of which only the outer ones and the parts of steps count."""
+    """The times of one rank; of its spans only the outermost and the parts of steps count."""
     rank = Rank()
     spans = sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
     rank.begin = spans[0]["ts"]
@@ -100,7 +100,7 @@ def read_rank(spans: list[Event], restarts: list[float]) -> Rank:
     for event in spans:
         begin, duration, name = event["ts"], event["dur"], event["name"]
         step = event.get("args", {}).get("step")
-        if begin >= outer_end - 1e-2:  # it lies in no other
+        if begin >= outer_end - 1e-2:  # it lies within no other
             crossed = [moment for moment in restarts if outer_end <= moment <= begin]
             if crossed:
                 rank.outside[RESTARTS] += begin - outer_end
@@ -110,7 +110,7 @@ def read_rank(spans: list[Event], restarts: list[float]) -> Rank:
                 submission = sum(moment <= begin for moment in restarts)
                 parts = rank.steps.setdefault((submission, step), {})
                 rank.in_steps += duration
-            elif step is None:  # else of a step that did not end: as if it were in one
+            elif step is None:  # else part of a step that did not end, counted with steps
                 rank.outside[name] += duration
         elif parts is not None and begin >= part_end - 1e-2:
             part_end = begin + duration
@@ -132,7 +132,7 @@ def find_costs(ranks: Mapping[int, Rank], wall: float) -> list[Cost]:
     costs = []
     for name, times in of_ranks.items():
         total = sum(times.values())
-        # Who is waited for waits the least.
+        # The rank that the others wait for waits the least.
         worst = (min if name == WAITING else max)(ranks, key=lambda pid: times.get(pid, 0.0))
         costs.append(
             Cost(
@@ -164,10 +164,10 @@ def rank_costs(rank: Rank, waiting: float) -> dict[str, float]:
 
 
 def waiting_for_others(ranks: Mapping[int, Rank]) -> dict[int, float]:
-    """Which share of a rank's communication was waiting until the last rank had come.
+    """The share of each rank's communication that was a wait for the slowest rank.
 
-    Whoever comes last waits for nobody, so the shortest wait in a step is what the step's
-    communication takes; what a rank waits beyond that, it waits for the slowest.
+    The last rank to arrive waits for no other, so the shortest time in a step is what the step's
+    communication takes; a rank that takes longer has waited for the slowest.
     """
     shared = set.intersection(*(set(rank.steps) for rank in ranks.values()))
     total: dict[int, float] = dict.fromkeys(ranks, 0.0)
@@ -182,14 +182,14 @@ def waiting_for_others(ranks: Mapping[int, Rank]) -> dict[int, float]:
 
 
 ADVICE = {
-    "feed wait": "The rows come too slowly. In the first epoch it is Spark that computes them: "
+    "feed wait": "The rows arrive too slowly. In the first epoch Spark computes them: "
     "persist() the DataFrame, or read fewer columns. Later epochs read the executor's local disk: "
-    "put spark.local.dir on a fast one, or use a larger batchSize.",
+    "put spark.local.dir on a fast disk, or use a larger batchSize.",
     "forward": "This is the work itself. More workers share it, cpusPerWorker gives each more "
-    "threads, gpusPerWorker=1 a GPU; a larger batchSize often costs less a row.",
+    "threads, gpusPerWorker=1 a GPU; a larger batchSize often costs less per row.",
     "backward": "This is the work itself. More workers share it, cpusPerWorker gives each more "
     "threads, gpusPerWorker=1 a GPU; parameters that need no training can be frozen.",
-    COMMUNICATION_LAP: "A larger batchSize or gradientAccumulation needs fewer agreements an "
+    COMMUNICATION_LAP: "A larger batchSize or gradientAccumulation needs fewer exchanges per "
     "epoch; fewer workers, or workers on fewer hosts, make each one cheaper.",
     WAITING: "The others wait for this rank in every step. Look at its other costs: a slow feed, "
     "a busy host, or fewer cores than the others have.",
@@ -198,23 +198,23 @@ ADVICE = {
     "checkpoint copy": "Copy less often: Checkpoints(path, every='auto') weighs the cost against "
     "the failures seen. A copy that waits for the last one's write needs a faster store.",
     "validation": "Validate on fewer rows: a smaller fraction in validation=.",
-    "merge buffers": "Buffers such as BatchNorm's are averaged after each epoch; longer epochs do "
-    "it less often.",
+    "merge buffers": "Buffers such as BatchNorm's are averaged after each epoch; longer epochs "
+    "need that less often.",
     "callbacks": "on_step_end runs after every step on every rank: do less in it, or do it at the "
     "end of the epoch.",
     "end of epoch": "Ranks that run out of rows wait for the others here. Rows are spread by a "
     "hash of their content: many equal rows all go to one rank.",
-    "open communicator": "The ranks find one another and connect, once a run. It takes as long as "
-    "the last of them is late: see the other ranks' start-up.",
+    "open communicator": "The ranks find one another and connect, once per run, when the last of "
+    "them has started: see the other ranks' start-up.",
     STARTUP: "Spark computes and shuffles the rows, and starts the workers' Python, before the "
     "first span. persist() the DataFrame; dml.session_builder() makes Python start with torch "
     "already imported.",
     RESTARTS: "Time from a failure to the next step. Look at the failure marks for its cause.",
     ENDING: "The model goes to the driver, and Spark ends the job. If it failed, this is "
-    "how long it took to give it up.",
-    OTHER: "Between the recorded parts: the loop itself, and what callbacks do at an epoch's end.",
+    "how long it took to give up.",
+    OTHER: "Between the recorded parts: the loop itself, and callbacks at the end of an epoch.",
 }
-UNKNOWN = "A span of your own: ctx.spans.span(…) within it would show its parts."
+UNKNOWN = "A span of your own: use ctx.spans.span(…) within it to see its parts."
 
 
 def as_text(summary: Summary, title: str, largest: int = 5, notes: tuple[str, ...] = ()) -> str:
@@ -236,7 +236,7 @@ def as_text(summary: Summary, title: str, largest: int = 5, notes: tuple[str, ..
             worst = f"; most on {summary.ranks[cost.worst_rank]}: {cost.worst_share:.1%}"
         lines += [
             "",
-            f"{place}. {cost.share:6.1%}  {cost.name} ({cost.seconds:,.2f} s a rank{worst})",
+            f"{place}. {cost.share:6.1%}  {cost.name} ({cost.seconds:,.2f} s per rank{worst})",
             *wrap(ADVICE.get(cost.name, UNKNOWN)),
         ]
     return "\n".join(lines)

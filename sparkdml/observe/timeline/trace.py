@@ -1,8 +1,9 @@
-"""The trace of a run at the driver: events of all ranks, made of what arrives, ready to write.
+"""The trace of a run: spans and marks of all ranks, bounded in number, and the file that has them.
 
-A bounded number of trace events: whole steps at the start and the end, a sample in between.
-
-The timeline at the driver: takes the events of a run, and keeps the file up to date.
+Runs in the driver. `Timeline` is an observer: it is handed events on the observers' thread, and a
+thread of its own adds them to the `Trace` and rewrites the file every second or so until the run
+ends. Beyond a limit, `ThinnedEvents` keeps whole steps at the start and the end, and a sample in
+between.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.observe.timeline.trace_file import local_path, write_trace
 from sparkdml.observe.timeline.tracks import DRIVER_PID, DRIVER_TID, Lanes, thread_name
 
-StepKey = tuple[int, int]  # of which submission of the run, which step
+StepKey = tuple[int, int]  # the number of the submission, and of the step
 # Sorts by begin, what encloses before what it encloses; then the event itself as JSON.
 Line = tuple[float, float, str]
 
@@ -29,7 +30,7 @@ AFTER_THINNING = 0.75
 
 
 class ThinnedEvents:
-    """Events of steps, which are kept or dropped as a whole; and others, dropped last."""
+    """At most `limit` events; those of a step are kept or dropped together, others last."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -57,13 +58,13 @@ class ThinnedEvents:
             self._thin()
 
     def lines(self) -> list[Line]:
-        """In the order of time."""
+        """All events, in the order of time."""
         if self._stride > 1:
-            self._drop_steps()  # late events of dropped steps are no whole steps
+            self._drop_steps()  # late events of dropped steps are incomplete steps
         return sorted(chain(self._marks, self._others, *self._steps.values()))
 
     def describe(self) -> dict[str, Any]:
-        """What a reader of the trace must know."""
+        """Facts that a reader of the trace must know."""
         return {
             "thinned": self.is_thinned,
             "events": self._num_kept,
@@ -77,7 +78,7 @@ class ThinnedEvents:
     def _thin(self) -> None:
         self._others = drop_every_second(self._others, int(self.limit * OTHERS))
         self._marks = drop_every_second(self._marks, int(self.limit * OTHERS / 2))
-        self._drop_steps()  # what has come since, by the stride of before
+        self._drop_steps()  # events since the last time, by the present stride
         largest = max((step for _, step in self._steps), default=0)
         while self._num_kept > self.limit * AFTER_THINNING and self._stride <= largest:
             self._stride *= 2
@@ -93,7 +94,7 @@ class ThinnedEvents:
         self._count()
 
     def _reach(self, keys: list[StepKey], num_events: int) -> int:
-        """How many of these steps have that many events in all; at least one."""
+        """How many of these steps have that many events in total; at least one."""
         for place, key in enumerate(keys):
             num_events -= len(self._steps[key])
             if num_events < 0:
@@ -106,7 +107,7 @@ class ThinnedEvents:
 
 
 def drop_every_second(lines: list[Line], limit: int) -> list[Line]:
-    """Of what lies between the first and the last quarter, until there are few enough."""
+    """Thin what lies between the first and the last quarter, until there are few enough."""
     while len(lines) > max(4, limit):
         lines.sort()
         quarter = len(lines) // 4
@@ -117,10 +118,11 @@ def drop_every_second(lines: list[Line], limit: int) -> list[Line]:
 
 MAX_TEXT = 2000  # of a failure's cause, on a mark
 
-# The marks of a run: its event, what the mark says, which of the event's fields it shows.
+# The marks of a run: the kind of event, the mark's text, the fields of the event that it shows.
 MARKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run-start": ("run {name} starts", ("strategy", "backend", "workers", "epochs", "batch_size")),
-    "submission": ("submission {number}", ("workers", "hosts", "from_step")),
+    "submission": ("submission {number}", ("workers", "hosts", "from_step", "backend")),
+    "topology": ("topology {used}", ("asked",)),
     "epoch": ("epoch {epoch} ends", ()),
     "checkpoint": ("checkpoint {id}", ("step", "bytes", "copy_seconds", "write_seconds", "parent")),
     "failure": ("failure", ("failed_role", "failed_rank", "host", "cause", "step")),
@@ -130,7 +132,7 @@ MARKS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class Trace:
-    """All times are microseconds since the run's start, by the driver's clock."""
+    """All times are microseconds since the run's start, on the driver's clock."""
 
     def __init__(self, start_seconds: float, max_events: int) -> None:
         self._start = start_seconds
@@ -184,7 +186,7 @@ class Trace:
     def _add_mark(self, kind: str, event: dict[str, Any]) -> None:
         fields = {**event, **{"epoch": int(event["row"]["epoch"])}} if "row" in event else event
         text, shown = MARKS[kind]
-        known = {name: fields.get(name, "?") for name in ("name", "number", "epoch", "id")}
+        known = {name: fields.get(name, "?") for name in ("name", "number", "epoch", "id", "used")}
         name = text.format(**known, outcome=fields.get("outcome", "ends"))
         args = event["row"] if "row" in event else {n: event[n] for n in shown if n in event}
         args = {n: v[:MAX_TEXT] if isinstance(v, str) else v for n, v in args.items()}
@@ -212,7 +214,7 @@ class Trace:
             self._add({**span, "pid": rank, "tid": tid}, key)
 
     def _shift(self, rank: int, event: dict[str, Any]) -> float:
-        """0 for an aligned clock; else so that the spans end when their message arrives."""
+        """0 for an aligned clock; else what makes the spans end as their message arrives."""
         if event["uncertainty"] is not None:
             self._uncertainty[rank] = event["uncertainty"]
             return 0.0
@@ -250,15 +252,15 @@ def _metadata(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
 
 MAX_EVENTS = 100_000  # a file of some 12 MB
 WRITE_SECONDS = 1.0
-WRITING_SHARE = 0.02  # of the time at most: a large file is written less often
+WRITING_SHARE = 0.02  # of the time at most, so a large file is written less often
 MAX_WAITING = 5_000
 
 
 class Timeline:
     """An observer that writes a trace of the run to `path`.
 
-    The file is replaced as a whole every second or so, and is valid JSON at all times, whoever is
-    killed. Beyond `max_events`, steps in the middle are left out.
+    The file is replaced as a whole every second or so, and so is valid JSON at all times, even if
+    the driver is killed. Beyond `max_events`, steps in the middle are left out.
     """
 
     def __init__(
@@ -269,12 +271,12 @@ class Timeline:
         self.path = local_path(path)
         self._write_seconds = write_seconds
         self._trace = Trace(time.time(), max_events)
-        # Filled by the thread that brings events, which must not wait for the disk.
+        # Filled by the observers' thread, which must not wait for the disk.
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_WAITING)
         self._closing = threading.Event()
         self._error: Exception | None = None
         self._has_changed = False
-        self._write()  # finds out now whether it can be written
+        self._write()  # fails now if the file can't be written
         self._thread = threading.Thread(target=self._keep, name="sparkdml-timeline", daemon=True)
         self._thread.start()
 
@@ -298,7 +300,7 @@ class Timeline:
             try:
                 self._take()
                 seconds = self._write() if self._has_changed else 0.0
-            except Exception as error:  # a full disk, for instance: told by the next `handle`
+            except Exception as error:  # a full disk, for instance: the next `handle` raises it
                 self._error = error
                 return
             pause = max(self._write_seconds, seconds / WRITING_SHARE)

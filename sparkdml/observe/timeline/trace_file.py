@@ -1,6 +1,8 @@
-"""Trace files: written so that a reader never sees half of one, read even if a writer left half.
+"""Trace files: how they are written, read, and checked.
 
-What a trace must be for a viewer to draw it: a check of every event, and of every track.
+Writing is atomic, by the timeline's thread at the driver. Reading, by the command line, accepts a
+file that its writer left incomplete. The checks say whether viewers can draw every event and every
+track.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ ROUNDING_US = 2e-3  # times are written with three digits
 
 
 def find_faults(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with each event or track, in words; nothing if all is well."""
+    """What is wrong with each event or track, in words; empty if nothing is."""
     faults: list[str] = []
     tracks: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
     for number, event in enumerate(events):
@@ -57,7 +59,7 @@ def fault_of(event: Mapping[str, Any]) -> str | None:
 
 
 def faults_of_track(spans: Iterable[tuple[float, float, str]]) -> list[str]:
-    """Spans must come in the order of their begin, and each lie within or beside the others."""
+    """Spans must be ordered by their begin, and each lie within or beside the others."""
     faults: list[str] = []
     last = -math.inf
     enclosing: list[tuple[float, str]] = []
@@ -87,15 +89,15 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class TraceFile:
-    """What was read from a file."""
+    """The content of a trace file."""
 
     events: list[Event]
-    about: dict[str, Any]  # what the writer said of the trace as a whole
-    is_cut: bool = False  # the writer was killed in the middle; the end was mended
+    about: dict[str, Any]  # facts about the trace as a whole
+    is_cut: bool = False  # the file was incomplete; these are its complete events
 
 
 def local_path(path: str) -> Path:
-    """Where the driver writes; refuses what is no place on its own disk, before the run."""
+    """The path on the driver's disk; a ParameterError, before the run, if it can't be one."""
     plain = path.removeprefix("file://")
     if "://" in plain:
         raise ParameterError(
@@ -112,7 +114,7 @@ def local_path(path: str) -> Path:
 
 
 def write_trace(path: Path, events: Iterable[str], about: Mapping[str, Any]) -> None:
-    """`events` as JSON. The old file is there until the new one is whole: a kill harms neither."""
+    """Write `events` as JSON. The old file is replaced only when the new one is complete."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)})
     try:
@@ -146,7 +148,7 @@ def read_trace(path: str) -> TraceFile:
 
 
 def complete_events(text: str) -> list[Event] | None:
-    """The whole events of a list that was cut off; None if there is no list."""
+    """The complete events of a list without its end; None if there is no list."""
     start = text.find("[")
     if start < 0:
         return None

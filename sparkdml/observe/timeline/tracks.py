@@ -1,4 +1,8 @@
-"""The tracks of a trace: a process for each rank, in it a thread for each kind of work."""
+"""The tracks of a trace: a process for each rank, and in it a thread for each kind of work.
+
+Used by workers, the driver and the command line. `Lanes` is the state of one rank's tracks, which
+the driver's `Trace` owns.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ LANES_APART = 10  # from a lane's thread id to that of the next lane of the same
 class Lanes:
     """Spreads spans that overlap, such as collectives under way at once, over several threads.
 
-    A viewer draws a thread's spans as a stack, so those of one thread may only follow one another.
+    A viewer draws a thread's spans as a stack, so those of one thread must not overlap.
     """
 
     def __init__(self) -> None:
         self._ends: dict[int, list[float]] = {}  # of each lane's last span, by track
 
     def place(self, track: int, begin: float, end: float) -> int:
-        """The thread id of a span. Spans of a track come in the order of their ends."""
+        """The thread id of a span. Spans of a track are placed in the order of their ends."""
         if track == TRAINING:
             return track  # one thread: its spans nest by themselves
         ends = self._ends.setdefault(track, [])

@@ -15,7 +15,7 @@ from sparkdml.testing.faults import FaultAt
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from small_run import equal, make_estimator
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Going on from step.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 
 
 def fit_through_a_fault(rows: Any, checkpoints: dml.Checkpoints, folder: Path) -> Any:

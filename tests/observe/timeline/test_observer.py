@@ -139,7 +139,7 @@ def test_a_disk_that_fails_costs_the_timeline_and_not_the_run(
         observers.handle(0, spans_event(3))  # nobody takes it any more
         observers.close()
 
-    with pytest.warns(UserWarning, match=r"Timeline is switched off.*No space left") as caught:
+    with pytest.warns(UserWarning, match=r"observer Timeline failed.*No space left") as caught:
         go_on()
     assert len(caught) == 1
 

@@ -120,10 +120,10 @@ def test_the_text_names_the_costs_the_ranks_and_what_to_do() -> None:
     text = as_text(summarize(events_of(slow_feed_on_rank_1())), "run.json")
     lines = text.splitlines()
     assert lines[0] == "run.json: 2 ranks, 10.0 s, up to step 8 (8 in the trace), finished"
-    assert lines[2] == "1.  32.0%  backward (3.20 s a rank; most on rank 0 on host: 32.0%)"
-    assert "2.  24.0%  feed wait (2.40 s a rank; most on rank 1 on host: 40.0%)" in lines
+    assert lines[2] == "1.  32.0%  backward (3.20 s per rank; most on rank 0 on host: 32.0%)"
+    assert "2.  24.0%  feed wait (2.40 s per rank; most on rank 1 on host: 40.0%)" in lines
     assert (
-        "3.  16.0%  waiting for the slowest rank (1.60 s a rank; the slowest is rank 1 on host)"
+        "3.  16.0%  waiting for the slowest rank (1.60 s per rank; the slowest is rank 1 on host)"
         in lines
     )
     assert "communication" not in text, "only the five largest"
