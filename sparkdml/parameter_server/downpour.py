@@ -20,10 +20,11 @@ from torch import Tensor
 from sparkdml.errors import ParameterError
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.consistency import TAP
+from sparkdml.parameter_server.model_pull import SUMS
 from sparkdml.parameter_server.optimizers import Adagrad, Add, Updater
 from sparkdml.parameter_server.progress import mark_of_step
 from sparkdml.parameter_server.strategy import ParameterServer
-from sparkdml.parameter_server.worker import SUMS, ServedTraining
+from sparkdml.parameter_server.worker import ServedTraining
 from sparkdml.training.optimizers import ONLY
 from sparkdml.training.totals import Totals
 from sparkdml.training.training import Training
@@ -159,8 +160,8 @@ class DownpourTraining(ServedTraining):
 
     # -- beginning and end ------------------------------------------------------------------------
 
-    def _start(self, epoch: Epoch) -> bool:
-        if not super()._start(epoch):
+    def start_epoch(self, epoch: Epoch) -> bool:
+        if not super().start_epoch(epoch):
             return False
         self._unfetched = 0
         if not self._is_warm and self.ctx.rank:
@@ -180,20 +181,20 @@ class DownpourTraining(ServedTraining):
         self.client.push(WARM, torch.ones(1)).wait()
         self._is_warm = True
 
-    def _end(self, epoch: Epoch) -> None:
+    def end_epoch(self, epoch: Epoch) -> None:
         if self._gathered.steps:
             self._push()
         if not self._is_warm:
             self._end_warm_start()  # it had fewer steps than that
         self.client.clock()  # all of it is on the servers
-        super()._end(epoch)
+        super().end_epoch(epoch)
 
-    def come_back(self) -> None:
-        super().come_back()
+    def resume(self) -> None:
+        super().resume()
         if self.ctx.attempt:
             self._is_warm = self._is_warm or bool(self.client.pull(WARM).wait().item())
 
-    def _join(self) -> WorkerClient:
-        client = super()._join()
+    def join(self) -> WorkerClient:
+        client = super().join()
         client.init(WARM, torch.zeros(1), updater=Add())
         return client

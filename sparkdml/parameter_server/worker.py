@@ -1,29 +1,13 @@
 """A worker of a parameter server: compute a gradient, push it, finish the clock, pull the model.
 
-Within an epoch workers wait for each other only as the consistency model says, and never for one
-that is gone. Epochs end together: who is done leaves the clocks, so that it holds nobody up, and
-comes to a meeting at the driver, for which a lost worker is waited for, since Spark starts it
-again. How far each worker is stands on the servers, pushed with its gradients (see
-`served_progress.py`): so one that comes back goes on where it was, and no batch counts twice.
+Within an epoch workers wait for each other only as the consistency model says, and never for a lost
+one. Epochs end together: a worker without rows leaves the clocks, so that no other waits for it,
+and enters a collective through the driver. There the others wait for a lost worker, since Spark
+restarts it. The servers hold how far each worker is, pushed with its gradients (`progress.py`), so
+that a restarted worker continues where it was and no batch counts twice.
 
-The pull of the model, behind the computation where the consistency model allows it.
-
-With overlap, a worker does not wait for the pull that follows a push. It goes on with the model it
-has, if that is within the bound, after it has made its own last step on it: so it reads its own
-writes, as it would from the servers. The pull is waited for before the next push, so there is one
-under way at most, and a step takes as long as the gradient or the messages take, not both.
-
-Checkpoints within an epoch, of workers that go in step: under BSP.
-
-After a clock of BSP everybody has read the same sums, and nobody's next push can change what the
-servers hold before all have pushed. So the votes among those sums say to everybody alike that a
-checkpoint is due, and it is of one moment: the tables as rank 0 reads them, and each worker's place
-in its rows. For that nobody may leave: workers without a row attend until no one has any. And all
-must be after the same step: one that came back, or was taken for dead, objects until the epoch's
-end, when they are together again. Under the other models workers are never together within an
-epoch, so checkpoints are taken at its end alone.
-
-A worker that Spark has started again: where it was, as the servers and the driver know it.
+Runs in the worker's process, on the thread of the strategy's loop. It owns the client, whose
+threads send and receive, and closes it at each epoch's end.
 """
 
 from __future__ import annotations
@@ -32,11 +16,9 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.driver_exchange import DriverCommunicator
@@ -46,14 +28,14 @@ from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.order import Ints
 from sparkdml.feed.position import nothing_read, owned
 from sparkdml.feed.read_ahead import ReadAhead
-from sparkdml.feed.request import BatchRequest
 from sparkdml.parameter_server.client.client import WorkerClient
-from sparkdml.parameter_server.client.requests import PartsTicket
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import Consistency
 from sparkdml.parameter_server.expulsion import Expulsion
+from sparkdml.parameter_server.lockstep import Lockstep
+from sparkdml.parameter_server.model_pull import SUMS, ModelPull, make_own_step
 from sparkdml.parameter_server.model_tables import ReportedBuffers, ServedTables
-from sparkdml.parameter_server.optimizers import SGD, Add, Updater
+from sparkdml.parameter_server.optimizers import Add, Updater
 from sparkdml.parameter_server.progress import (
     PROGRESS,
     Place,
@@ -84,145 +66,6 @@ class Settings(Protocol):
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]: ...
 
 
-SUMS = "sums"
-# Of the time of a gradient: so long a pull may take before the worker goes on with an older model.
-PATIENCE = 0.05
-
-
-class Fetching:
-    """Belongs to a worker, and runs on its thread."""
-
-    def __init__(self, worker: ServedTraining, overlaps: bool) -> None:
-        self._worker, self.overlaps = worker, overlaps
-        params = worker.task.params
-        # What the servers hold lies in this process's memory, whatever device computes.
-        self._values = torch.empty_like(params.values, device="cpu")
-        self._sums = torch.empty_like(worker.sums)
-        self._tickets: list[PartsTicket[Tensor]] = []
-        self.gradient_seconds = 0.0  # what the last one took
-
-    def begin(self) -> None:
-        client = self._worker.client
-        self._tickets = self._worker.tables.pull(client, self._values)
-        self._tickets.append(client.pull(SUMS, out=self._sums))
-
-    def end(self) -> None:
-        """Wait for the pull, if one is under way, and put the model in place."""
-        if not self._tickets:
-            return
-        for ticket in self._tickets:
-            ticket.wait()
-        self._tickets = []
-        self._worker.task.params.values.copy_(self._values)
-        self._worker.sums.copy_(self._sums)
-
-    def drop(self) -> None:
-        """Nobody needs it any more."""
-        self._tickets = []
-
-    def ready_to_compute(self) -> None:
-        """Before a gradient: the model may be as old as the bound allows, and no older."""
-        if not self._tickets:
-            return
-        soon = PATIENCE * self.gradient_seconds
-        is_there = all(ticket.wait_a_little(soon) for ticket in self._tickets)
-        if is_there or not self._worker.tables.read_again(self._worker.client):
-            self.end()
-
-
-def make_own_step(values: Tensor, grads: Tensor, weight: float, updater: Updater) -> None:
-    """What the servers make of a push, made here: of plain SGD, which remembers nothing."""
-    assert isinstance(updater, SGD)
-    if weight:
-        SGD(updater.lr, weight_decay=updater.weight_decay).update(values, grads / weight, {})
-
-
-class Lockstep:
-    """Belongs to a worker. Where it does not apply, it changes nothing."""
-
-    def __init__(self, worker: ServedTraining) -> None:
-        self._worker = worker
-        strategy, checkpoint = worker.strategy, worker.training.checkpoint
-        self.applies = (
-            strategy.consistency.aggregates
-            and strategy.expulsion is None
-            and checkpoint is not None
-            and checkpoint.writes
-        )
-        self._is_in_step = False
-        self._clock = 0
-        self._sums = worker.sums.clone()
-        self.anybody_has_rows = False  # in the last step
-
-    def begin_epoch(self, is_in_step: bool) -> None:
-        self._is_in_step = is_in_step
-        self._clock = self._worker.client.clock_now
-        self._sums = self._worker.sums.clone()
-
-    def object_if_behind(self) -> None:
-        """Before a gradient, with whose stats the votes travel."""
-        if self.applies and not self._is_in_step:
-            wish, _, stop = self._worker.task.vote
-            self._worker.task.vote = (wish, 1.0, stop)
-
-    def agreed(self, own: Totals) -> Totals:
-        """After a step: what all have brought to it; only this worker's own, where they are apart.
-
-        Without the wish for the run's end, of which `ServedTraining` takes care.
-        """
-        if not self.applies:
-            return own.without_votes()
-        worker = self._worker
-        clock, sums = worker.client.clock_now, worker.sums
-        totals = worker.task.forward.totals(sums - self._sums)
-        self.anybody_has_rows = bool(totals.rows)
-        if clock != self._clock + 1 or worker.client.stamp(SUMS) != clock:
-            self._is_in_step = False  # the others have gone on without it
-        self._clock, self._sums = clock, sums.clone()
-        if not self._is_in_step:
-            return own.without_votes()
-        return replace(totals, stops=0.0)
-
-
-def come_back(worker: ServedTraining) -> None:
-    """Let its training begin with the last step that it made before it was lost."""
-    place = worker.progress.place = _find_place(worker)
-    if place == Place():
-        return  # it had made none
-    training, ctx = worker.training, worker.ctx
-    training.step = place.step
-    training.history = list(ctx.ask("history") or [])[: place.epoch]
-    position, rows_before = _where_resumed(training, place.epoch)
-    start = position if position.any() else None
-    if place.rows and worker.leases is None:
-        ctx.data.ingest()
-        request = BatchRequest(
-            training.rows_per_step, place.epoch, training.schedule.shuffle, position
-        )
-        start = ctx.data.position_after(place.rows, request)
-    training.begins_at = EpochProgress(place.epoch, start, rows_before + place.rows)
-    ctx.reached(place.step)
-
-
-def _find_place(worker: ServedTraining) -> Place:
-    place = worker.progress.read(worker.client)
-    if worker.leases is None:
-        return place.before_last
-    # The desk has counted rows as used that the servers may never have heard of.
-    repeated = worker.leases.repeat_last(place.epoch)
-    return place.before_last if repeated == mark_of_step(place.step) else place
-
-
-def _where_resumed(training: Training, number: int) -> tuple[Ints, float]:
-    """Where in this epoch's rows the run had been resumed, and how many were read by then."""
-    checkpoint = training.checkpoint
-    state = None if checkpoint is None else checkpoint.load_entries()
-    if state is None or state["progress"].value["epoch"]["number"] != number:
-        return nothing_read(), 0.0
-    position = owned(state["position"].value, training.ctx.rank, training.ctx.size)
-    return position, float(state["own_rows"].value)
-
-
 # Columns of the history: what a worker waited for the servers and for other workers' clocks, on
 # average, and how many clocks the slowest was behind when it read.
 WAIT_SECONDS, STALENESS = "wait_seconds", "staleness"
@@ -247,8 +90,10 @@ class ServedTraining:
         self.before = self.sums.clone()  # what they were when the epoch began
         self.begun = self.sums.clone()  # the same, or when the run was resumed within it
         self.progress = Progress(ctx.rank, ctx.size)
-        self.fetching = Fetching(self, strategy.overlaps(self.updater))
-        self.lockstep = Lockstep(self)
+        self.pull = ModelPull(
+            self.tables, self.task.params.values, self.sums, strategy.overlaps(self.updater)
+        )
+        self.lockstep = Lockstep(self.task, self.sums, self._is_lockstep_needed())
         self._num_rows_told = 0  # of the history
         self._is_with_others = not ctx.attempt
         self._is_told = False  # whether the servers know that this worker has begun the epoch
@@ -256,7 +101,12 @@ class ServedTraining:
         # Of a checkpoint, to be put onto the servers; and what had been counted before its epoch.
         self._snapshot: Mapping[str, Any] | None = None
         self._sums_before: list[float] | None = None
-        self.client = self._join()
+        self.client = self.join()
+
+    def _is_lockstep_needed(self) -> bool:
+        strategy, checkpoint = self.strategy, self.training.checkpoint
+        saves = checkpoint is not None and checkpoint.writes
+        return saves and strategy.consistency.aggregates and strategy.expulsion is None
 
     def make_updater(self) -> Updater:
         """What the servers do with gradients, as the estimator's optimizer is set now."""
@@ -265,21 +115,21 @@ class ServedTraining:
     def run(self) -> None:
         training = self.training
         try:
-            self.come_back()
+            self.resume()
             for epoch in training.epochs(self):
-                if not self._start(epoch):
+                if not self.start_epoch(epoch):
                     training.finish(epoch, self)
                     break
                 for batch in epoch:
                     self.lockstep.object_if_behind()
                     if not batch.num_rows:
-                        if self.lockstep.applies and self._attend(epoch):
+                        if self.lockstep.applies and self._step_without_rows(epoch):
                             continue
                         break
-                    self.fetching.ready_to_compute()
+                    self.pull.prepare_gradient(self.client)
                     began = time.perf_counter()
                     self.task.grad(batch)
-                    self.fetching.gradient_seconds = time.perf_counter() - began
+                    self.pull.gradient_seconds = time.perf_counter() - began
                     training.clock.lap("compute")
                     mark = mark_of_step(training.step + 1)
                     if isinstance(batch, LeasedBatch) and not batch.confirm(mark):
@@ -288,9 +138,9 @@ class ServedTraining:
                     self._step(epoch, batch.num_rows)
                     if self._is_stopped:
                         break
-                self._end(epoch)
+                self.end_epoch(epoch)
             if training.stopped is not None and len(training.history) < training.schedule.epochs:
-                self._agree_to_go_on(len(training.history))
+                self._agree_to_continue(len(training.history))
             self.client.close()
         except BaseException:
             self.client.abort()
@@ -309,18 +159,18 @@ class ServedTraining:
         self.exchange(totals, num_rows)
         training.clock.lap("communication")
         training.spans.lap("communication")
-        epoch.count(self.lockstep.agreed(totals))
+        epoch.count(self.lockstep.agreed(self.client, totals))
         epoch.tick()
 
-    def _attend(self, epoch: Epoch) -> bool:
+    def _step_without_rows(self, epoch: Epoch) -> bool:
         """A step without a row, beside those who have some; False if nobody has."""
         self.task.grad(Batch.empty())
         self.client.push(SUMS, self.task.params.stats.double().cpu()).wait()
         self.client.clock()
         self.fetch()
         self.training.clock.lap("communication")
-        totals = self.lockstep.agreed(Totals())
-        if self._is_stopped or not self.lockstep.anybody_has_rows:
+        totals = self.lockstep.agreed(self.client, Totals())
+        if self._is_stopped or not self.lockstep.has_rows:
             return False
         if totals.rows:
             epoch.count(totals)
@@ -329,27 +179,27 @@ class ServedTraining:
 
     def exchange(self, totals: Totals, num_rows: int) -> None:
         """Push this batch's gradients with all that counts them, and pull the model."""
-        client, params, fetching = self.client, self.task.params, self.fetching
-        fetching.end()
+        client, params, pull = self.client, self.task.params, self.pull
+        pull.end()
         client.flush()  # one step at most is in doubt when a worker dies
         mark = mark_of_step(self.training.step + 1)
-        grads = params.grads.to("cpu", copy=True) if fetching.overlaps else params.grads
+        grads = params.grads.to("cpu", copy=True) if pull.overlaps else params.grads
         self.tables.push(client, grads, totals.weight, mark)
         client.push(SUMS, params.stats.double().cpu(), mark=mark)
         self.progress.tell(client, self.progress.place.after(num_rows, 1), mark)
         client.clock_behind()
-        fetching.begin()
-        if fetching.overlaps:
+        pull.begin(client)
+        if pull.overlaps:
             make_own_step(params.values, params.grads, totals.weight, self.make_updater())
             return
         if self._batches is not None:
             self._batches.advance()
-        fetching.end()
+        pull.end()
         client.flush()  # before the next gradient is written where this one lies
 
     def fetch(self) -> None:
-        self.fetching.begin()
-        self.fetching.end()
+        self.pull.begin(self.client)
+        self.pull.end()
 
     @property
     def _is_stopped(self) -> bool:
@@ -372,9 +222,9 @@ class ServedTraining:
 
     # -- an epoch -------------------------------------------------------------------------------
 
-    def _start(self, epoch: Epoch) -> bool:
+    def start_epoch(self, epoch: Epoch) -> bool:
         """Begin it together; False if another worker knows that the run is to end."""
-        if not self._agree_to_go_on(epoch.number):
+        if not self._agree_to_continue(epoch.number):
             return False
         if not self._is_told:  # else an earlier attempt has told of it
             start = Place(epoch.number, 0, self.training.step)
@@ -382,11 +232,11 @@ class ServedTraining:
                 self.progress.tell(self.client, start, mark_of_start(start.step))
         self._is_told = False
         # One that was started again may be behind the others, until the epoch's end.
-        self.lockstep.begin_epoch(is_in_step=self._is_with_others)
+        self.lockstep.begin_epoch(self.client, is_in_step=self._is_with_others)
         self._is_with_others = True
         return True
 
-    def _agree_to_go_on(self, number: int) -> bool:
+    def _agree_to_continue(self, number: int) -> bool:
         training = self.training
         sums_before = self._sums_before
         if self._snapshot is not None:
@@ -413,9 +263,9 @@ class ServedTraining:
         training.stopped = reasons[0] if reasons else None
         return not reasons
 
-    def _end(self, epoch: Epoch) -> None:
+    def end_epoch(self, epoch: Epoch) -> None:
         """Everybody's totals, and the model that all have come to."""
-        self.fetching.drop()
+        self.pull.drop()
         self.client.flush()
         stats = self.client.stats
         self.ctx.event("client", **stats.to_dict())
@@ -425,7 +275,7 @@ class ServedTraining:
         self.comm.barrier()
         if self.leases is not None:
             epoch.used_rows = self.leases.used_rows(epoch.number)
-        self.client = self._join()
+        self.client = self.join()
         self.fetch()
         training = self.training
         own = {
@@ -437,7 +287,7 @@ class ServedTraining:
             "reads": stats.staleness.total(),
         }
         met = self._exchange(own)
-        self.sums = torch.tensor(met[0]["sums"], dtype=torch.float64)
+        self.sums.copy_(torch.tensor(met[0]["sums"], dtype=torch.float64))
         epoch.totals = self._totals().without_votes()
         # Those with fewer rows have made fewer steps: the run is as far as the one with the most.
         epoch.steps, training.step = (max(one["steps"][i] for one in met) for i in range(2))
@@ -479,15 +329,37 @@ class ServedTraining:
     def load(self, state: Mapping[str, Any]) -> None:
         self._snapshot, self._sums_before = state["tables"], state.get("sums_before")
 
-    # -- coming, and coming back ------------------------------------------------------------------
+    # -- joining, also after a restart ------------------------------------------------------------
 
-    def come_back(self) -> None:
-        """Go on where an earlier attempt at this task has come to, if this is not the first."""
-        if self.ctx.attempt:
-            come_back(self)
-            self._is_told = self.training.begins_at is not None
+    def resume(self) -> None:
+        """In a restarted worker: begin with the last step that it made before it was lost."""
+        if not self.ctx.attempt:
+            return
+        place = self.progress.place = self._find_place()
+        if place == Place():
+            return  # it had made none
+        training, ctx = self.training, self.ctx
+        training.step = place.step
+        training.history = list(ctx.ask("history") or [])[: place.epoch]
+        position, rows_before = _where_resumed(training, place.epoch)
+        start = position if position.any() else None
+        if place.rows and self.leases is None:
+            ctx.data.ingest()
+            begun = EpochProgress(place.epoch, position)
+            start = ctx.data.position_after(place.rows, training.request(begun))
+        training.begins_at = EpochProgress(place.epoch, start, rows_before + place.rows)
+        self._is_told = True
+        ctx.reached(place.step)
 
-    def _join(self) -> WorkerClient:
+    def _find_place(self) -> Place:
+        place = self.progress.read(self.client)
+        if self.leases is None:
+            return place.before_last
+        # The driver may have counted rows as used whose push never reached the servers.
+        repeated = self.leases.repeat_last(place.epoch)
+        return place.before_last if repeated == mark_of_step(place.step) else place
+
+    def join(self) -> WorkerClient:
         client = WorkerClient(self.ctx.rank, self.strategy.config(self.ctx), self.ctx.ask)
         try:
             self.tables.init(client, self.initial, self.updater)
@@ -497,3 +369,13 @@ class ServedTraining:
             client.abort()
             raise
         return client
+
+
+def _where_resumed(training: Training, number: int) -> tuple[Ints, float]:
+    """Where in this epoch's rows the run had been resumed, and how many were read by then."""
+    checkpoint = training.checkpoint
+    state = None if checkpoint is None else checkpoint.load_entries()
+    if state is None or state["progress"].value["epoch"]["number"] != number:
+        return nothing_read(), 0.0
+    position = owned(state["position"].value, training.ctx.rank, training.ctx.size)
+    return position, float(state["own_rows"].value)

@@ -19,7 +19,7 @@ from sparkdml.feed.batch import Batch
 from sparkdml.testing.faults import Injected
 from sparkdml.training.callbacks import Callback
 from sparkdml.training.run import TrainingRun
-from sparkdml.training.step_function import StepContext
+from sparkdml.training.step_context import StepContext
 
 
 class TinyClassifier(nn.Module):

@@ -23,7 +23,8 @@ from sparkdml.feed.batch import Batch
 from sparkdml.training.metric_objects import MetricObjects
 from sparkdml.training.objective import Objective, metric_sum
 from sparkdml.training.plan import Precision, TaskPlan
-from sparkdml.training.step_function import StepContext, StepResult
+from sparkdml.training.step_context import StepContext
+from sparkdml.training.step_function import StepResult
 from sparkdml.training.totals import NUM_FIXED_STATS, Sums, Totals
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -18,7 +18,7 @@ from sparkdml.training.objective import LossFunction
 
 if TYPE_CHECKING:
     from sparkdml.feed.batch import Batch
-    from sparkdml.training.step_function import StepContext
+    from sparkdml.training.step_context import StepContext
 
 
 @dataclass(frozen=True)

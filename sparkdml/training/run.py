@@ -22,7 +22,7 @@ from sparkdml.training.contribution import Contribution
 from sparkdml.training.epoch_progress import EpochProgress
 from sparkdml.training.plan import Schedule
 from sparkdml.training.reports import Reports, StepClock
-from sparkdml.training.step_function import StepContext
+from sparkdml.training.step_context import StepContext
 from sparkdml.training.sync_batch_norm import BatchNormGroup
 from sparkdml.training.task import Task
 
