@@ -169,9 +169,11 @@ class Listener:
         except (BlockingIOError, ConnectionAbortedError):
             return  # the client has left
         except OSError as error:  # most likely no descriptor is left: the others need some, too
-            logger.warning("the %s wire can't accept a connection now: %s", self._wire, error)
+            if not self._accept_after:  # once, until it succeeds again
+                logger.warning("the %s wire can't accept a connection now: %s", self._wire, error)
             self._accept_after = time.monotonic() + PAUSE_SECONDS
             return
+        self._accept_after = 0.0
         client = _Client(
             accepted, ListenerHandshake(self._token, self._wire), since=time.monotonic()
         )

@@ -245,5 +245,5 @@ def test_a_lack_of_descriptors_does_not_end_the_listener() -> None:
         for stranger in flood:
             stranger.close()
         _, errors = server.communicate("\n", timeout=30)
-    assert "can't accept a connection now" in errors
+    assert 1 <= errors.count("can't accept a connection now") < 20
     assert "Traceback" not in errors
