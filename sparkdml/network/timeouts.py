@@ -28,6 +28,15 @@ class Timeouts:
         return min(1.0, self.heartbeat_timeout / 4)
 
     @property
+    def cause(self) -> float:
+        """After a failure that may be another's effect, until it is reported as the cause [2].
+
+        A lost peer shows as errors on the others, sometimes sooner than the loss itself is seen. At
+        most 10 s, as the run waits for it to fail.
+        """
+        return min(max(2.0, self.heartbeat_timeout / 4), 10.0)
+
+    @property
     def connect(self) -> float:
         """For a connection and its handshake, at either end: control, relay, rows [10]."""
         return max(10.0, self.heartbeat_timeout)
@@ -58,13 +67,11 @@ class Timeouts:
 
 # -- the control wire ------------------------------------------------------------------------------
 
-# After a failure that may be another's effect, until it is reported as the cause.
-CAUSE_SECONDS = 2.0
 # For a worker's last messages, and for each of its threads, when it ends.
 CONTROL_CLOSE_SECONDS = 5.0
 # For the threads of a listener's connections, when it is closed.
 LISTENER_CLOSE_SECONDS = 5.0
-# For the driver's end of the run, of a worker that has ended well.
+# For the driver to end the run, at a worker whose peer is about to report a bad row.
 RUN_END_SECONDS = 60.0
 # For the driver's clock, when a worker aligns its own with it.
 CLOCK_ANSWER_SECONDS = 2.0

@@ -27,7 +27,7 @@ from sparkdml import errors
 from sparkdml.errors import ProtocolError, SparkDMLError, WorkerError, WorkerLost, task_name
 from sparkdml.network.connection import MAX_LINE_BYTES, Connection, Message
 from sparkdml.network.listener import Listener
-from sparkdml.network.timeouts import CAUSE_SECONDS, Timeouts
+from sparkdml.network.timeouts import Timeouts
 from sparkdml.runtime.driver.failures import is_deterministic
 from sparkdml.runtime.protocol.messages import (
     FROM_TASK,
@@ -181,7 +181,7 @@ class ControlServer:
                     f"has sent no heartbeat for {silent:.0f} s ({self._timeouts})",
                 )
         for member in members:
-            late = now - member.changed > CAUSE_SECONDS
+            late = now - member.changed > self._timeouts.cause
             if member.state == "failed" and late:
                 return reported(member)
         return None

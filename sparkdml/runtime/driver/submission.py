@@ -21,7 +21,7 @@ from sparkdml.comm.backends import resolve_backend
 from sparkdml.comm.rendezvous import Rendezvous
 from sparkdml.errors import DataError
 from sparkdml.feed.sharding import DataFacts
-from sparkdml.network.timeouts import CAUSE_SECONDS, TASKS_LEAVE_SECONDS
+from sparkdml.network.timeouts import TASKS_LEAVE_SECONDS
 from sparkdml.runtime.driver.blob_server import BlobServer
 from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.dispatcher import Dispatcher
@@ -34,7 +34,7 @@ from sparkdml.runtime.protocol.results import join_pieces
 from sparkdml.runtime.protocol.roles import Role, num_tasks
 from sparkdml.runtime.worker.context import NO_ROWS
 
-WATCH_SECONDS = 0.05
+WATCH_SECONDS = 0.05  # between two looks at the jobs and their tasks
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Submission:
 
     def _wait_for_the_cause(self) -> Exception | None:
         """Why the job failed, as the workers report it, perhaps a moment later than Spark."""
-        deadline = time.monotonic() + CAUSE_SECONDS + 0.5
+        deadline = time.monotonic() + self._context.request.options.timeouts.cause + 0.5
         while self._control_server.members and time.monotonic() < deadline:
             failure = self._control_server.failure()
             if failure is not None:
