@@ -81,5 +81,5 @@ def _sum(sums: np.ndarray, worker: Worker) -> np.ndarray:
 def exchange(value: Any, worker: Worker) -> list[Any]:
     """Every rank's value, in rank order."""
     words = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    everybody = worker.comm.allgather(words.to(worker.device))
-    return [json.loads(bytes(part.cpu().tolist())) for part in everybody]
+    from_all = worker.comm.allgather(words.to(worker.device))
+    return [json.loads(bytes(part.cpu().tolist())) for part in from_all]

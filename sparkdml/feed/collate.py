@@ -28,7 +28,7 @@ from sparkdml.feed.randomness import random_state, restore_random_state, seed_ev
 from sparkdml.feed.recycling import Recycler
 
 # Arrow's memory is read-only to numpy. Rows from the stream are handed out once and are spooled
-# before, so a model that writes into its input harms nobody.
+# before, so a model that writes into its input does no harm.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
 
 

@@ -1,4 +1,7 @@
-"""A worker's rows as a dataset that is built up step by step, for those who think in tf.data."""
+"""A worker's rows as a dataset that is built up step by step, for users who know tf.data.
+
+Runs in a worker, on the thread of the user's function; `prefetch` adds one that reads ahead.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which rows of its spool a worker reads in one epoch, in which order, and how far it has come."""
+"""Which rows of its spool a worker reads in one epoch, in which order, and how far it has come.
+
+Runs in workers, on the thread that makes batches, which owns the order of its epoch.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,7 @@ class EpochOrder:
 
 
 class PlacedOrder:
-    """An epoch's rows behind a position by their place in it, for whoever reads stretches of it.
+    """An epoch's rows behind a position by their place in it, for readers of stretches of it.
 
     A window is sorted when one of its rows is first asked for, and kept while the next ones are of
     the same.

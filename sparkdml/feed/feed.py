@@ -5,7 +5,8 @@ in itself, and depends on the seed), while the rows are spooled to local disk. L
 from the spool, shuffled. Memory stays bounded by a few chunks of the stream and one window's row
 numbers, however large the partition is.
 
-Run an iterator ahead of its consumer, on a thread of its own.
+A Feed belongs to its worker for the length of a run. It reads on the thread that asks for batches;
+a Prefetch runs such an iterator on a thread of its own, some batches ahead.
 """
 
 from __future__ import annotations

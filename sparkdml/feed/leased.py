@@ -1,4 +1,8 @@
-"""Reading by leases: a worker trains on what the desk at the driver lets it have, bit by bit."""
+"""Reading by leases: a worker trains on the rows that the driver leases to it, bit by bit.
+
+Runs in a worker, on the thread that makes batches; its questions go to the driver's lease service
+(lease_service.py) through the control client.
+"""
 
 from __future__ import annotations
 
@@ -93,10 +97,10 @@ class LeasedBatch(Batch):
         self._is_valid = True
 
     def confirm(self, mark: int = 0) -> bool:
-        """Count the rows as used; False if the lease has expired and somebody else has them.
+        """Count the rows as used; False if the lease has expired and they are leased again.
 
         Call it before an effect that can't be taken back, as sending a gradient. Coming for the
-        next batch does it, too. With a `mark` the desk remembers them, for `repeat_last`.
+        next batch does it, too. With a `mark` the driver remembers them, for `repeat_last`.
         """
         if self._confirm is not None:
             confirm, self._confirm = self._confirm, None
@@ -146,7 +150,7 @@ class LeaseReader:
                         yield leased
                     leased.confirm()
                 return
-            except OwnerGone:  # it may be back, or its rows of use to somebody else
+            except OwnerGone:  # it may be back, or its rows may be leased to another worker
                 gone_since = gone_since or time.monotonic()
                 if time.monotonic() - gone_since > LEASE_PATIENCE_SECONDS:
                     raise
@@ -213,7 +217,7 @@ class LeaseReader:
             self._met.add(owner)
 
     def _use_again(self, mark: int) -> bool:
-        self._again = None  # the desk counts these rows as used already
+        self._again = None  # the driver counts these rows as used already
         return True
 
     def _use(self, epoch: int, number: int, rows: int, mark: int) -> bool:

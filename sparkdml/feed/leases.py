@@ -1,12 +1,13 @@
-"""Who may train on which rows of an epoch: pieces of the owners' rows, leased one after the other.
+"""Which worker may train on which rows of an epoch: pieces of owners' rows, leased one by one.
 
-An owner's rows of an epoch have an order; a piece is a stretch of it. A worker that is quick comes
-back sooner and so takes more; its own rows come first, since they are on its own disk. What a lease
-has not used when it expires, or when its holder dies, goes to somebody else, and the old holder is
-told so when it wants to use it: each row is used exactly once, whatever happens in whatever order.
-Where there are backups, nobody need wait for a slow holder either: who finds nothing free computes
-what others have not come to, or what they are at, and the first to be done counts.
-Pure: time comes from the caller.
+An owner's rows of an epoch have an order; a piece is a stretch of it. A quick worker asks sooner
+and so gets more; its own rows come first, since they are on its own disk. Rows of a lease that were
+not used when it expired, or when its holder died, are leased to another worker, and the old holder
+is refused when it wants to use them: each row is used exactly once, whatever happens in whatever
+order. With backups, no worker waits for a slow holder either: a worker that finds nothing free is
+leased what others hold and have not used, and the first to finish counts.
+
+Pure: time comes from the caller. Owned by the lease service, in the driver's process.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class LeaseTable:
     def _give_back(self, lease: Lease) -> None:
         del self._leases[lease.number]
         if lease.rival is not None:
-            self._leases[lease.rival].rival = None  # which goes on alone
+            self._leases[lease.rival].rival = None  # which is the only holder now
             return
         self.num_granted -= lease.stop - lease.start
         insort(self._free[lease.owner], (lease.start, lease.stop))

@@ -38,7 +38,7 @@ class Recycler:
         self._arrays: list[np.ndarray] = []
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.ndarray:
-        """An aligned array with any content, which nobody else holds."""
+        """An aligned array with any content, which nothing else holds."""
         if self._arrays and (self._arrays[0].shape != shape or self._arrays[0].dtype != dtype):
             return aligned_empty(shape, dtype)  # the last, short batch of an epoch
         for array in self._arrays:

@@ -19,7 +19,7 @@ class BatchRequest:
         epoch: counted from 0.
         shuffle: whether the epoch has an order of its own.
         position: where in this worker's rows to begin; None for their start.
-        until: with leases: end when so many rows of all workers have been leased.
+        until: with leases: end when this number of rows, of all workers, has been leased.
         like_epoch: with leases: the epoch whose order and random numbers the rows have, if not
             this one.
     """

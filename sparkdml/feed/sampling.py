@@ -73,7 +73,7 @@ class Draws:
 def weight_sums(shards: Ints, counts: Ints, weights: np.ndarray) -> np.ndarray:
     """For each of all shards its rows and the sum of their weights, as an array of (2, shards).
 
-    By shard, so that the sums have the same bits whoever owns the shard.
+    By shard, so that the sums have the same bits whichever worker owns the shard.
     """
     sums = np.zeros((2, NUM_SHARDS))
     for shard, end, count in zip(

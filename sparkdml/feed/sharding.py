@@ -132,21 +132,21 @@ def facts_of(observed: dict[str, Any]) -> DataFacts:
 
 
 def warn_if_not_deterministic(df: DataFrame) -> None:
-    """Rows that are computed anew after a failure must be the same rows."""
+    """Rows that are computed again after a failure must be the same rows."""
     if not hasattr(df, "_jdf"):
         return  # Spark Connect does not tell
     if df._jdf.queryExecution().analyzed().deterministic():
         return
     warnings.warn(
         "the data is computed by an expression that is not deterministic (rand(), uuid(), a UDF "
-        "marked so): after a failure Spark may compute other rows, and the run could not go on. "
-        "Write the data out, or persist it on reliable storage, before training",
+        "marked so): after a failure Spark may compute other rows, and the run could not be "
+        "resumed. Write the data out, or persist it on reliable storage, before training",
         stacklevel=4,
     )
 
 
 def _fact_columns(plan: FeedPlan, df: DataFrame) -> list[SparkColumn]:
-    """As few aggregates as will do: each is computed for every row, outside of compiled code."""
+    """As few aggregates as possible: each is computed for every row, outside of compiled code."""
     from pyspark.sql import functions as F
 
     facts = {

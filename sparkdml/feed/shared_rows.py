@@ -1,11 +1,12 @@
-"""All workers' rows, read by any of them: its own from its spool, others' as `shared_spool` says.
+"""All workers' rows, read by any of them, and how a step's rows are divided among the ranks.
 
-An epoch's rows are spoken of by owner and place: the place is in the owner's own order of the
-epoch, behind its own position if the run was resumed, just as the owner itself would read them.
+A worker reads its own rows from its spool, and other workers' as `shared_spool` says. An epoch's
+rows are named by owner and place: the place is in the owner's own order of the epoch, behind its
+own position if the run was resumed, just as the owner itself would read them. How rows are divided
+among ranks of different speed is pure arithmetic.
 
-How a step's rows are divided among ranks of different speed: pure arithmetic.
-
-One epoch of all workers' rows, to be read in pieces by any of them.
+Runs in workers: rows are read on the thread that makes batches, and exchanges among the ranks are
+made on the thread that trains.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SMALLEST_SHARE = 1 / 16  # of an even one: a rank without rows could not show th
 
 
 def divide(total: int, speeds: Sequence[float]) -> list[int]:
-    """`total` rows in proportion to the speeds, to the nearest row; nobody gets next to nothing.
+    """`total` rows in proportion to the speeds, to the nearest row; no rank gets next to nothing.
 
     Nor a single row, where that can be avoided: BatchNorm has no use for it.
     """
@@ -71,7 +72,7 @@ def hand_over(
     A rank keeps its own rows, as many as it is to have; what is too many for an owner goes to those
     that have too few.
     """
-    assert sum(sizes) == sum(counts), "every row is somebody's"
+    assert sum(sizes) == sum(counts), "every row has an owner"
     kept = [min(size, count) for size, count in zip(sizes, counts, strict=True)]
     pieces: list[list[Piece]] = [
         [(rank, starts[rank], starts[rank] + kept[rank])] if kept[rank] else []
@@ -117,7 +118,7 @@ Orders = Sequence[PlacedOrder] | Mapping[int, PlacedOrder]
 
 
 class SharedRows:
-    """One worker's view of everybody's rows. `introduce` says who the others are."""
+    """One worker's view of all workers' rows. `introduce` says who the others are."""
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class SharedRows:
 
 
 def share_among(shared: SharedRows, worker: Worker, serve: Callable[[], None]) -> None:
-    """Introduce all ranks to each other; a wire is opened only where a spool can't be mapped."""
+    """Introduce all ranks to each other; connect only where a spool can't be mapped."""
     cards = exchange(shared.card, worker)
     reachable = [shared.introduce(owner, card) for owner, card in enumerate(cards)]
     wanted = exchange(reachable, worker)

@@ -1,14 +1,13 @@
-"""A spool that another process has written, read from here: by its own files, or over a wire.
+"""A spool that another process has written, read from here: its files, or over a connection.
 
 A worker on the same host opens the owner's files through /proc and maps them: the page cache is
 shared, nothing is copied. Whether it is the same host is proved by opening: what was opened must be
-the very file (device, inode, length) that the owner speaks of. The files need no name on the disk,
-so a kill -9 leaves nothing behind.
+the very file (device, inode, length) that the owner's card names. The files need no name on the
+disk, so a kill -9 leaves nothing behind.
 
-Rows over a wire, for workers that can't map the owner's spool: row numbers in, columns out.
-
-The listener's handshake proves to both ends that the other knows the run's token. Every length is
-known or bounded beforehand: a question is a count and as many row numbers, an answer has the
+A worker that can't map the owner's spool asks for rows over a connection: row numbers in, columns
+out. The listener's handshake proves to both ends that the other knows the run's token. Every length
+is known or bounded beforehand: a question is a count and as many row numbers, an answer has the
 columns of the owner's card, one after the other, as they lie in its files (of ragged ones the
 lengths first). Nothing is unpickled.
 

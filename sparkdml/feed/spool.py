@@ -34,7 +34,7 @@ class Spool:
 
     def __init__(self, directory: str, folder: Path | None = None) -> None:
         self._directory = directory
-        self._folder = folder  # where the files are kept; None: nobody else will want them
+        self._folder = folder  # where the files are kept; None: no other process will open them
         self._files: dict[str, ColumnFile | RaggedFile] = {}
         self._draws: ColumnFile | None = None
         self._shards: list[int] = []
@@ -147,7 +147,7 @@ class Spool:
             file.seal()
 
     def take(self, rows: Ints) -> Arrays:
-        """The given rows, in the given order. The memory is used again once nobody holds it."""
+        """The given rows, in the given order. The memory is used again once nothing holds it."""
         return {name: file.take(rows) for name, file in self._files.items()}
 
     def slice(self, start: int, stop: int) -> Arrays:
@@ -241,7 +241,7 @@ class ColumnFile:
         return np.frombuffer(self._map, dtype=dtype).reshape(shape)
 
     def take(self, rows: Ints) -> np.ndarray:
-        """The given rows, in the given order. The memory is used again once nobody holds it."""
+        """The given rows, in the given order. The memory is used again once nothing holds it."""
         array = self._array
         out = self._recycler.array((len(rows), *array.shape[1:]), array.dtype)
         # mode="clip" lets numpy skip a check that costs half of the time; the row numbers are our
