@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import GenericAlias
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +94,17 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Entry",
         "State",
         "TrainingRun",
+        "StepStrategy",
         "Training",
+        "TrainingPlan",
+        "Epoch",
+        "Task",
+        "Totals",
+        "VOTES",
+        "Role",
+        "Resources",
+        "DriverService",
+        "TaskIdentity",
         "Tracker",
         "TrackerSettings",
         "ReceivesOutcome",
@@ -123,6 +132,16 @@ GIVEN = {
     "Work",
     "Training",
     "TrainingRun",
+    "TrainingPlan",
+    "Epoch",
+    "Task",
+    "TaskIdentity",
+    "Totals",
+}
+# Names that are neither classes nor functions have no docstring.
+VALUES = {
+    "State": "`dict[str, Entry]`, by names of your choice.",
+    "VOTES": "Where in a vector of stats the votes are: wishes, objections, stops.",
 }
 # Called by the package only.
 OURS = {"close_feed", "close", "event", "flush_events", "label_column", "feature_columns"}
@@ -273,7 +292,7 @@ def first_paragraph(doc: str | None) -> str:
 
 def describe(name: str, value: Any, public: set[type]) -> Iterator[str]:
     yield from (f"### {name}", "")
-    if inspect.isclass(value) and not isinstance(value, GenericAlias):
+    if inspect.isclass(value) and name not in VALUES:
         yield from describe_class(name, value, public)
     elif inspect.ismodule(value):
         yield from (describe_doc(value.__doc__), "")
@@ -285,8 +304,8 @@ def describe(name: str, value: Any, public: set[type]) -> Iterator[str]:
                 "",
             )
             yield from (describe_doc(getattr(value, inner).__doc__), "")
-    elif isinstance(value, GenericAlias):
-        yield from (f"`{re.sub(r'sparkdml[.a-z_]*[.]', '', str(value))}`", "")
+    elif name in VALUES:
+        yield from (VALUES[name], "")
     else:
         yield from (
             "```text",

@@ -11,24 +11,42 @@ from sparkdml.checkpoint.stores.base import check_name
 from sparkdml.comm.base import Communicator, Work
 from sparkdml.compression.base import Compression, Reducer, Unfinished, begin_stats
 from sparkdml.compression.error_feedback import ResidualReducer
+from sparkdml.feed.batch import Batch
 from sparkdml.observe.trackers import ReceivesOutcome, Tracker, TrackerSettings
+from sparkdml.runtime.protocol.roles import Resources, Role
+from sparkdml.runtime.protocol.service import DriverService, TaskIdentity
+from sparkdml.strategies.base import StepStrategy
+from sparkdml.training.epoch import Epoch
 from sparkdml.training.flat import Bucket, FlatParams
 from sparkdml.training.run import TrainingRun
-from sparkdml.training.training import Training
+from sparkdml.training.task import Task
+from sparkdml.training.totals import VOTES, Totals
+from sparkdml.training.training import Training, TrainingPlan
 
 __all__ = [
+    "VOTES",
+    "Batch",
     "Bucket",
     "Communicator",
     "Compression",
+    "DriverService",
     "Entry",
+    "Epoch",
     "FlatParams",
     "ReceivesOutcome",
     "Reducer",
     "ResidualReducer",
+    "Resources",
+    "Role",
     "State",
+    "StepStrategy",
+    "Task",
+    "TaskIdentity",
+    "Totals",
     "Tracker",
     "TrackerSettings",
     "Training",
+    "TrainingPlan",
     "TrainingRun",
     "Unfinished",
     "Work",

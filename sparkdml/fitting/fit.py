@@ -208,7 +208,7 @@ def _validate(fit: Fit, weights: bytes, on_event: OnEvent) -> dict[str, Any]:
     job = ValidationJob(task, weights, fit.plan.schedule.batch_size)
     options = replace(fit.options, name=f"{fit.options.name}, validation")
     stats = torch.tensor(fit.launch(job, options, on_event)).double().sum(0)
-    totals = Task(task, torch.device("cpu")).forward.totals(stats)
+    totals = Task(task, torch.device("cpu")).totals(stats)
     if not totals.rows:
         raise DataError(NO_VALIDATION_ROWS)
     means = totals.means(task.metric_names, task.loss_names)

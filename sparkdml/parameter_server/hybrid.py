@@ -189,7 +189,7 @@ class HybridTraining:
         steps = self.ctx.comm.allreduce_(steps, "max")
         self._join()
         self._fetch()
-        totals = self.task.forward.totals(stats)
+        totals = self.task.totals(stats)
         epoch.steps, self.training.step = (int(value) for value in steps)
         epoch.totals = before + totals.without_votes()
         wish = torch.tensor([float(self.training.stop_request is not None)]).to(self.ctx.device)

@@ -58,7 +58,7 @@ class Lockstep:
         if not self.applies:
             return own.without_votes()
         clock, sums = client.clock_now, self._sums
-        totals = self._task.forward.totals(sums - self._sums_before)
+        totals = self._task.totals(sums - self._sums_before)
         self.has_rows = bool(totals.rows)
         if clock != self._clock + 1 or client.stamp(SUMS) != clock:
             self._is_in_step = False  # the others have made steps without it

@@ -203,11 +203,11 @@ class ServedTraining:
 
     @property
     def _is_stopped(self) -> bool:
-        return bool(self.task.forward.totals(self.sums - self.begun).stops)
+        return bool(self.task.totals(self.sums - self.begun).stops)
 
     def _totals(self) -> Totals:
         """Of all workers, since the epoch began."""
-        return self.task.forward.totals(self.sums - self.before)
+        return self.task.totals(self.sums - self.before)
 
     def _follow_learning_rate(self) -> None:
         """A schedule sets it at the worker; the first worker tells the servers."""

@@ -25,13 +25,24 @@ from sparkdml.training.training import Training, TrainingPlan
 
 
 class Strategy(ABC):
-    """How the workers of a run come to one model."""
+    """How the workers of a run come to one model.
 
-    backend: str = "auto"  # of the communicator that the workers open
-    is_synchronous = False  # whether all ranks compute each step's gradient at the same time
-    communicates = True  # whether workers speak to each other before they end
-    has_own_optimizer = False  # whether it makes steps of its own, so that optimizer= is left out
-    columns: tuple[str, ...] = ()  # those that it adds to the history, by `epoch.measured`
+    It is pickled and shipped to the workers, so make it a plain object of its settings. Its repr
+    must tell all of them: a run resumes only with a strategy of the same repr.
+
+    Attributes:
+        backend: of the communicator that the workers open.
+        is_synchronous: whether all ranks compute each step's gradient at the same time.
+        communicates: whether workers speak to each other before they end.
+        has_own_optimizer: whether it takes steps of its own, so that optimizer= is left out.
+        columns: those that it adds to the history, by `epoch.measured`.
+    """
+
+    backend: str = "auto"
+    is_synchronous = False
+    communicates = True
+    has_own_optimizer = False
+    columns: tuple[str, ...] = ()
 
     @abstractmethod
     def roles(self, num_workers: int) -> list[Role]:

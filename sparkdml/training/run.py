@@ -29,13 +29,22 @@ from sparkdml.training.task import Task
 
 @dataclass
 class TrainingRun:
-    """What every part of a worker's training shares."""
+    """What every part of a worker's training shares.
+
+    Attributes:
+        ctx: the worker's: `rank`, `size`, `device`, `comm`, `ask`, `event`.
+        task: the model, its gradients and its optimizers.
+        schedule: `epochs`, `batch_size`, `accumulate`, `shuffle`, …
+        history: a row for each epoch that has ended.
+        step: optimizer steps so far.
+        epoch: the one that is being trained; its `number` counts from 0.
+    """
 
     ctx: Context
     task: Task
     schedule: Schedule
     history: list[dict[str, float]] = field(default_factory=list)
-    step: int = 0  # optimizer steps so far
+    step: int = 0
     first_step_time: float = 0.0
     stopped: str | None = None  # why it ends before its last epoch
     stop_request: str | None = None  # this rank's wish to end it after a step

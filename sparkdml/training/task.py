@@ -30,7 +30,15 @@ from sparkdml.training.weights import load_state
 
 
 class Task:
-    """Computes gradients as sums into the flat buffer, and applies what was agreed on."""
+    """Computes gradients as sums into the flat buffer, and applies what was agreed on.
+
+    Attributes:
+        module: the model on this rank's device; its parameters are views into `params.values`.
+        params: the `FlatParams`: values, gradients and stats, a flat tensor each.
+        optimizers: torch's, by the name of their module; a single one has the name "".
+        vote: this rank's wish for a checkpoint, objection to one, and wish to stop, for the next
+            totals; `grad` puts it among the stats.
+    """
 
     def __init__(self, plan: TaskPlan, device: torch.device) -> None:
         self.plan = plan
@@ -103,9 +111,9 @@ class Task:
         """Call `ready(index)` when a parameter's gradient of the whole batch is complete."""
         self.params.on_gradient(lambda index: None if self._remaining else ready(index))
 
-    def totals(self) -> Totals:
-        """What `params.stats` holds, once it is agreed on."""
-        return self.forward.totals(self.params.stats)
+    def totals(self, stats: Tensor | None = None) -> Totals:
+        """What `params.stats`, or another vector of that layout, holds: of this rank, or of all."""
+        return self.forward.totals(self.params.stats if stats is None else stats)
 
     def apply(self, totals: Totals) -> None:
         """A step of each optimizer that has a loss, with the agreed sums made into means."""

@@ -26,6 +26,13 @@ class Totals:
     """Sums over rows. They add up over steps and ranks; only a person wants their means.
 
     Never changed once made.
+
+    Attributes:
+        weight: of the rows, by which gradients and the loss are divided.
+        rows: how many.
+        loss: the weighted sum.
+        metrics: a sum for each, in the order of `metrics=`.
+        wishes, objections, stops: how many ranks wish for a checkpoint, object to one, want to end.
     """
 
     weight: float = 0.0

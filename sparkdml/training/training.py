@@ -48,7 +48,11 @@ class Algorithm(Stateful, Protocol):
 
 @dataclass
 class Training(TrainingRun):
-    """One rank's view of a run. `epochs(self)` is what a strategy loops over."""
+    """One rank's view of a run. `epochs(self)` is what a strategy loops over.
+
+    Attributes:
+        callbacks: which `epochs` calls at the beginnings and ends of run, epochs and steps.
+    """
 
     callbacks: Sequence[Callback] = ()
 

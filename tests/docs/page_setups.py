@@ -34,6 +34,7 @@ SETUPS = {
     "docs/how-to-from-torch-distributor.md": "digits_estimator.py",
     "docs/how-to-objectives-and-data.md": "digits_pictures_sentences.py",
     "docs/how-to-see-a-run.md": "digits_estimator.py",
+    "docs/how-to-write-a-strategy.md": "digits_estimator.py",
     "docs/how-to-write-a-callback.md": "digits_estimator.py",
     "docs/how-to-write-a-checkpoint-store.md": "digits_estimator.py",
     "docs/how-to-write-a-compressor.md": "digits_estimator.py",

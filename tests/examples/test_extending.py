@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from functools import partial
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 
 callback = load_example("extending/callback.py")
 compression = load_example("extending/compression.py")
+strategy = load_example("extending/strategy.py")
 tracker = load_example("extending/tracker.py")
+
+
+def test_the_names_to_extend_with_import_no_pyspark() -> None:
+    """Workers import them, too."""
+    code = "import sys, sparkdml.extending; sys.exit('pyspark' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # -- a callback ----------------------------------------------------------------------------------
@@ -94,8 +102,9 @@ def test_a_callback_of_ones_own_on_spark(spark: SparkSession) -> None:
 
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user's module is: plain pickle finds its classes by name."""
-    monkeypatch.setitem(sys.modules, compression.__name__, compression)
+    """As a user's modules are: plain pickle finds their classes by name."""
+    for module in (compression, strategy):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
 @pytest.mark.usefixtures("importable")
@@ -174,3 +183,72 @@ def test_a_tracker_of_ones_own_on_spark(spark: SparkSession, tmp_path: Path) -> 
     (best, _), (other, _) = tracker.best_losses(path)
     assert "lr=0.5" in best
     assert "lr=0.01" in other
+
+
+# -- a strategy ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("importable")
+class TestPostLocalSGD(StrategyContract):
+    cases = {
+        "PostLocalSGD": Case(
+            lambda: strategy.PostLocalSGD(epochs=1, steps=4),
+            plain=lambda: strategy.PostLocalSGD(epochs=1, steps=1),
+            plain_workers=3,
+            bad=[
+                (partial(strategy.PostLocalSGD, epochs=-1), "epochs"),
+                (partial(strategy.PostLocalSGD, steps=0), "steps"),
+            ],
+        )
+    }
+
+
+def test_a_round_of_local_steps_is_one_step_of_the_history() -> None:
+    trainings = train_on_threads(
+        lambda: strategy.PostLocalSGD(epochs=1, steps=4),
+        digits_plan(lr=0.1, momentum=0.9),
+        Schedule(2, 8),
+        cut(digits(128), [64, 64]),
+    )
+    assert [row["steps"] for row in trainings[0].history] == [8, 2]
+
+
+@pytest.mark.spark
+def test_a_strategy_of_ones_own_resumes_bit_for_bit_on_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = strategy.read_digits(spark).limit(320).cache()
+    estimator = strategy.make_estimator(strategy.PostLocalSGD(epochs=1, steps=3), epochs=3)
+
+    def fit(place: str, fault: dml.Callback) -> dml.TorchModel:
+        # A fault's repr does not tell its settings: the run stays the same one.
+        checkpoints = dml.Checkpoints(f"file:{tmp_path}/{place}", every=2)
+        return estimator.copy().setCheckpoint(checkpoints).setCallbacks([fault]).fit(rows)
+
+    never = FailsAt(1, 0)
+    expected = fit("uninterrupted", never)
+    with pytest.raises(dml.WorkerError, match="rank 1 at step 13"):
+        fit("interrupted", FailsAt(1, 13))  # after local steps, in the second epoch
+    resumed = fit("interrupted", never)
+    assert [row["epoch"] for row in resumed.history] == [1, 2, 3]
+    for name, value in expected.module.state_dict().items():
+        assert torch.equal(resumed.module.state_dict()[name], value)
+
+
+@pytest.mark.spark
+def test_a_run_with_another_strategys_settings_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The repr is part of the fingerprint."""
+    rows = strategy.read_digits(spark).limit(64).cache()
+    checkpoints = dml.Checkpoints(f"file:{tmp_path}/run")
+
+    def fit(steps: int) -> None:
+        post_local = strategy.PostLocalSGD(epochs=1, steps=steps)
+        strategy.make_estimator(post_local, epochs=1).setCheckpoint(checkpoints).fit(rows)
+
+    fit(steps=2)
+    with pytest.raises(
+        dml.CheckpointError, match=r"strategy was PostLocalSGD\(epochs=1, steps=2\)"
+    ):
+        fit(steps=4)

@@ -70,7 +70,7 @@ class Losses(Callback):
     def on_step_end(self, training):
         if training.ctx.rank == 0:
             sums = training.task.forward.evaluate(_batches(self.rows))
-            totals = training.task.forward.totals(sums)
+            totals = training.task.totals(sums)
             self.by_step[training.step] = training.task.forward.means(totals)["loss"]
 
 

@@ -16,9 +16,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Resources:
-    """What each task of a role needs."""
+    """What each task of a role needs.
 
-    cpus: int = 1  # torch threads, and slots where the cluster can give several to a task
+    Args:
+        cpus: torch threads, and slots where the cluster can give several to a task.
+        gpus: which Spark must assign to it.
+    """
+
+    cpus: int = 1
     gpus: int = 0
 
     def covers(self, other: Resources) -> bool:
@@ -27,15 +32,25 @@ class Resources:
 
 @dataclass(frozen=True)
 class Role:
-    """A kind of task that the driver must launch, and how many of them."""
+    """A kind of task that the driver must launch, and how many of them.
+
+    Args:
+        name: what `Strategy.run` is given.
+        count: how many tasks.
+        gang: whether they are a part of the barrier job, which fails and restarts as a whole, or
+            ordinary tasks that Spark retries one by one.
+        reads: "shards" of the data, "leases" (shards that move to other workers), the "validation"
+            rows, which one task may read, or "none".
+        resources: of each task; None for what the run's options say.
+        at_once: whether all must run at the same time, as they wait for each other.
+    """
 
     name: str
     count: int
-    gang: bool = True  # a barrier job, or ordinary tasks that Spark retries one by one
-    # Leases begin as shards, then move; one task may read the rows that are held out.
+    gang: bool = True
     reads: Literal["shards", "leases", "validation", "none"] = "shards"
-    resources: Resources | None = None  # None: as the run's options say
-    at_once: bool = True  # whether all must run at the same time, as they wait for each other
+    resources: Resources | None = None
+    at_once: bool = True
 
     @property
     def trains_on_rows(self) -> bool:

@@ -119,7 +119,7 @@ class ADPSGD(Strategy):
     def _meet(self, training: Training, epoch: Epoch, own: Tensor) -> Totals:
         """All ranks are here, and nothing is under way between the two collectives."""
         ctx, task = training.ctx, training.task
-        totals = task.forward.totals(ctx.comm.allreduce_(own))
+        totals = task.totals(ctx.comm.allreduce_(own))
         self._replica.read_into(task.params.values)
         epoch.used_rows = ctx.leases.used_rows(epoch.number)
         ctx.comm.barrier()

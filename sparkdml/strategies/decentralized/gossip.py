@@ -108,7 +108,7 @@ class Gossip(Strategy):
 
     def _add_up(self, training: Training) -> Totals:
         stats = training.task.params.stats.clone()
-        return training.task.forward.totals(training.ctx.comm.allreduce_(stats))
+        return training.task.totals(training.ctx.comm.allreduce_(stats))
 
     def state(self) -> State:
         return self._replicas.state()

@@ -75,8 +75,8 @@ class LocalStrategy(Strategy):
         for epoch in training.epochs(self):
             for batches in epoch.rounds(self._steps):
                 own = self._train(training, batches)
-                rows = task.forward.totals(own).rows
-                totals = task.forward.totals(self._comm.allreduce_(own))
+                rows = task.totals(own).rows
+                totals = task.totals(self._comm.allreduce_(own))
                 if not epoch.count(totals):
                     break  # nobody had a row left
                 self.meet(rows / totals.rows)

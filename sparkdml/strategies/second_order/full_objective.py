@@ -129,7 +129,7 @@ class FullObjective:
                 self._gradient += added
                 stats += measured
             self._training.clock.lap("compute")
-        totals = task.forward.totals(stats.new_tensor(self.add_up(stats.double())))
+        totals = task.totals(stats.new_tensor(self.add_up(stats.double())))
         product = self._comm.reduce_scatter(self._gradient)
         product /= self._divisor(totals)
         product += self._l2 * direction
@@ -157,7 +157,7 @@ class FullObjective:
         self.own_loss = float(self._stats[LOSS])
         self._stats[VOTES] = self._stats.new_tensor(task.vote)  # once, however many batches
         sums = self._stats.new_tensor(self.add_up(self._stats))
-        return task.forward.totals(sums)
+        return task.totals(sums)
 
     def _seed(self, batch: Batch) -> None:
         """Rows that may come to any rank have the same randomness on each."""
