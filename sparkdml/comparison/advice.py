@@ -55,7 +55,7 @@ class Advice:
 
     @property
     def _local_steps(self) -> int:
-        """Steps between two meetings after which communication costs little: a power of two.
+        """Steps between synchronizations so that communication costs little: a power of two.
 
         Workers meet once an epoch at least.
         """

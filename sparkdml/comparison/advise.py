@@ -112,7 +112,7 @@ class Probe:
 
 
 def quickest(ctx: Context, step: float | None) -> int | None:
-    """The rank with the shortest step; None if nobody has one."""
+    """The rank with the shortest step; None if no rank has one."""
     own = torch.tensor([math.inf if step is None else step], dtype=torch.float64)
     steps = torch.cat(ctx.comm.allgather(own.to(ctx.device))).tolist()
     return None if min(steps) == math.inf else steps.index(min(steps))
@@ -167,7 +167,7 @@ def advise(
 
 
 def combine(found: list[Found], seconds: float, batch_size: int) -> Measured:
-    """Everybody's measurements, in a job of so many seconds, as what the arithmetic needs."""
+    """Combine all ranks' measurements, and the job's seconds, for the cost model."""
     rows = sum(one.rows for one in found)
     if not rows:
         raise DataError(NO_ROWS)

@@ -16,7 +16,7 @@ PAYS = 0.5  # a worker must bring at least this share of what the first one brin
 
 @dataclass(frozen=True)
 class Network:
-    """What a message costs: `latency` for itself, and so many seconds for each byte."""
+    """The cost of a message in seconds: `latency`, and the time per byte."""
 
     latency: float
     seconds_per_byte: float
@@ -30,7 +30,7 @@ class Network:
         return cls(small / (2 * (size - 1)), max(0.0, large - small) / moved)
 
     def allreduce(self, workers: int, num_bytes: float) -> float:
-        """Seconds of a ring among so many workers."""
+        """Seconds of a ring among `size` workers."""
         if workers < 2:
             return 0.0
         moved = 2 * (workers - 1) / workers * num_bytes
@@ -42,7 +42,7 @@ class Agreement:
     """What a strategy makes of a synchronous step: how often ranks send how much, who does what."""
 
     strategy: str  # as it is written
-    steps: int = 1  # between two meetings
+    steps: int = 1  # between two synchronizations
     bytes_kept: float = 1.0  # of the gradients' bytes
     balances: bool = False  # whether rows move from slow ranks to quick ones
 

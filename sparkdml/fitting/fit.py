@@ -60,7 +60,7 @@ class Fit:
             self._roles(self.options.num_workers)
 
     def _roles(self, num_workers: int) -> list[Role]:
-        """The strategy's, which refuses what can't be made of so many."""
+        """The strategy's roles; it refuses numbers of workers that it can't use."""
         roles = self.strategy.roles(num_workers)
         if self.feed.sampling is not None and any(role.reads == "leases" for role in roles):
             raise ParameterError(
@@ -108,7 +108,7 @@ class Fit:
     def replay(
         self, checkpoints: Checkpoints, start: Manifest, num_workers: int, step: int
     ) -> tuple[bytes, bytes, list[float]]:
-        """The encoded state after `step` (everybody's, and rank 0's own), and the steps' losses."""
+        """Return the encoded state after `step` (shared, and rank 0's own), and the losses."""
         job = ReplayJob(self.job(stop_at_step=step))
         options = replace(self.options, num_workers=num_workers, max_restarts=0)
         with self._open(checkpoints, ignore_event, start) as run:

@@ -122,7 +122,7 @@ SERVER_BEAT_SECONDS = 0.25
 # For a server to be reached or replaced; the strategy's timeout_seconds overrides it. A value below
 # `Timeouts.server_lost` gives up before a lost server is replaced.
 SERVER_REQUEST_SECONDS = 60.0
-# Between two HELLOs to a server that owes an answer, and before a refused request is sent again.
+# Between two HELLOs to a server that has not answered, and before a refused request is resent.
 SERVER_PING_SECONDS = 0.5
 SERVER_RETRY_SECONDS = 0.05
 # Before a replica that has not acknowledged a change is sent it again.

@@ -1,6 +1,6 @@
 """One user of a server group: a fit, or a store. It has its own tables, clocks, members and key.
 
-A server group's book of its applications, and the desk that its servers ask.
+A server group's applications, and the driver service that its servers ask.
 
 A server of the group looks here now and then for applications that have come or gone, and runs a
 server for each. What that one asks of its membership comes here too, with the application's number.
@@ -119,7 +119,7 @@ class Applications:
         encrypted = self.must_encrypt if encrypted is None else encrypted
         with self._lock:
             if self._over is not None:
-                raise CommunicationError(f"the server group takes nobody: {self._over}")
+                raise CommunicationError(f"the server group accepts no runs: {self._over}")
             self._num_opened += 1
             secret = secret_of(self.secret, self._num_opened)
             config = make_config(JobKey.derive(secret, encrypted))
@@ -143,7 +143,7 @@ class Applications:
         with self._lock:
             self._open.pop(application.number, None)
 
-    # -- the desk of the servers' job -------------------------------------------------------------
+    # -- the driver service of the servers' job ---------------------------------------------------
 
     def answer(self, peer: TaskIdentity, about: str, fields: Message) -> Any:
         with self._lock:

@@ -45,21 +45,21 @@ def check_overlap_with(overlap: bool | None, updater: Updater) -> None:
 
 
 def check_expulsion(consistency: Consistency, expulsion: Expulsion | None) -> None:
-    """A worker can be excused only from what it is waited for in."""
+    """Check that the consistency model waits for workers, as `expulsion` requires."""
     if expulsion is not None and not isinstance(expulsion, Expulsion):
         raise ParameterError("expulsion", expulsion, "Expulsion(…) or None")
     if expulsion is not None and not consistency.waits:
         raise ParameterError(
             "expulsion",
             expulsion,
-            f"None with {consistency!r}, under which nobody waits for a slow worker",
+            f"None with {consistency!r}, under which no worker waits for a slow one",
             "Leave it out, or use consistency=BSP() or SSP().",
         )
     if expulsion is None and consistency.stands_in:
         raise ParameterError(
             "consistency",
             consistency,
-            "one without stand_in where no worker is ever excused",
+            "one without stand_in, unless expulsion is set,",
             "Give expulsion=Expulsion(), which says when one is.",
         )
 

@@ -2,14 +2,14 @@
 
 A worker's clock is the number of clocks that it has finished. The same small state machine runs at
 each server, fed with events: join, leave, die, clock. Those who left or died are not waited for, so
-no order of such events can hold the others up for ever. Pure: no time, no network.
+no order of such events can block the others indefinitely. Pure: no time, no network.
 
 Bulk-synchronous: everyone waits for everyone (Valiant 1990).
 
 The pushes of a clock are added up with their weights, in the order of the workers, and applied as
 one: the result equals synchronous SGD on the combined batch, and two runs give the same bits.
 
-Stale-synchronous: nobody runs more than s clocks ahead of the slowest (Ho et al. 2013, NIPS).
+Stale-synchronous: no worker runs more than s clocks ahead of the slowest (Ho et al. 2013, NIPS).
 
 A worker that has finished c clocks reads a model that has all updates of the clocks before c - s,
 of every worker, and its own of all clocks (read-my-writes); it may have later ones too. So a value
@@ -21,8 +21,8 @@ Totally asynchronous: no waiting at all (Niu et al. 2011; Dean et al. 2012).
 Approximate-synchronous: only updates that matter travel (Gaia, Hsieh et al. 2017, NSDI).
 
 A worker adds up its updates of each row. Once the sum is larger than `significance` of the row's
-own size, it is pushed; until then it is held back, for ever if it stays small. As training comes
-to rest updates shrink, and so may the threshold: significance / sqrt(1 + decay * clock).
+own size, it is pushed; until then it is held back, indefinitely if it stays small. As training
+comes to rest updates shrink, and so may the threshold: significance / sqrt(1 + decay * clock).
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ class Clocks:
         self._update(last)
 
     def die(self, worker: int) -> None:
-        """What it pushed stays, but nobody waits for the rest of its clock."""
+        """Keep what it pushed, but don't wait for the rest of its clock."""
         last = self._clocks.pop(worker, None)
         self._awaited -= {worker}
         # The last one to go may have pushed in a clock that it didn't finish.
         self._update(None if last is None else last + 1)
 
     def _update(self, last: int | None = None) -> None:
-        """`last` counts where nobody is left."""
+        """The lowest clock; `last` if no worker is left."""
         if not self._started or not self._awaited <= self._clocks.keys():
             return
         waited_for = [c for worker, c in self._clocks.items() if worker not in self._expelled]
@@ -144,7 +144,7 @@ class BSP(Consistency):
     """Read the model after all pushes of all workers' last clock, and none of the next.
 
     Args:
-        stand_in: the last gradient of a worker that was excused (see `Expulsion`) stands in for
+        stand_in: the last gradient of an expelled worker (see `Expulsion`) stands in for
             the one that is missing. What it sends itself, it sends too late for its own clock: it
             joins the next step, in place of the stand-in.
     """

@@ -1,4 +1,4 @@
-"""Downpour SGD: workers that train on a model of their own, and wait for nobody.
+"""Downpour SGD: workers that train on local models, and don't wait for each other.
 
 A worker fetches the model every `n_fetch` steps, makes steps of its own in between, and pushes the
 gradients that it has gathered every `n_push` steps. The servers apply what comes, whenever it

@@ -22,7 +22,7 @@ from sparkdml.parameter_server.progress import PROGRESS, furthest, nowhere
 from sparkdml.training.epoch_row import validate
 from sparkdml.training.training import Training, TrainingPlan
 
-EVALUATOR = "evaluator"  # the role, and its question to the desk: how many workers there are
+EVALUATOR = "evaluator"  # the role, and its question to the driver service
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 10.0
 
 
@@ -111,4 +111,4 @@ class Evaluator:
 
 
 class _RunIsOver(Exception):
-    """Amid a measurement, whose result nobody would see."""
+    """Aborts an evaluation whose result would not be used."""

@@ -1,10 +1,10 @@
-"""Who is waited for: a worker that stays far slower than the others is excused, and comes back.
+"""Expulsion: a worker that stays far slower than the others is not waited for until it recovers.
 
 The rule looks at the seconds that each worker computes in a clock, not counting its waits. One that
-needs more than `slower_than` times the others' median in `after_clocks` clocks on end is excused:
-the others no longer wait for it, while its pushes count as they come. After `readmit_after` clocks
-on end within the bound it is waited for again. Never more than half of the workers are excused.
-Pure; kept at the driver, so that all servers excuse the same ones.
+needs more than `slower_than` times the others' median in `after_clocks` consecutive clocks is
+expelled: the others no longer wait for it, while its pushes count as they come. After
+`readmit_after` clocks on end within the bound it is waited for again. At most half of the workers
+are expelled. Pure; kept at the driver, so that all servers excuse the same ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparkdml.errors import ParameterError
 class Expulsion:
     """When a worker is too slow to be waited for, and when it is waited for again.
 
-    What it pushes counts all the while. Each epoch begins with everybody.
+    Its pushes still count. Each epoch begins with all workers.
 
     Args:
         slower_than: times the median of the others' computing time in a clock.
@@ -51,7 +51,7 @@ class Watch:
         self.expelled: frozenset[int] = frozenset()
 
     def finished(self, worker: int, seconds: float) -> None:
-        """A worker has computed for a clock, in so many seconds."""
+        """Record the seconds that a worker computed for a clock."""
         self._seconds[worker] = seconds
         others = [value for other, value in self._seconds.items() if other != worker]
         if not others:

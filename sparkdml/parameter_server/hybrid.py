@@ -181,7 +181,7 @@ class HybridTraining:
         return epoch.totals
 
     def _end(self, epoch: Epoch, before: Totals) -> None:
-        """Everybody's totals, and the model that all groups have come to."""
+        """Return all ranks' totals, and the groups' common model."""
         self._leave()  # the other groups no longer wait for this one's clock
         stats = self._stats.to(self.ctx.device)
         stats = self.ctx.comm.allreduce_(stats)  # and all groups are done

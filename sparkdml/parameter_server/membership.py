@@ -34,7 +34,7 @@ class Membership:
         self._waiting: dict[int, Member] = {}  # servers, before the group begins
         self._last_look = now()
         self._last_sign: dict[tuple[str, int], float] = {}
-        self._settled: dict[int, int] = {}  # seat -> generation whose copies it has handed out
+        self._settled: dict[int, int] = {}  # server_id -> generation whose copies it has handed out
         self._barriers: dict[str, dict[int, int]] = {}  # name -> worker -> how often it came
         self._lives: dict[int, list[int]] = {}  # worker -> the numbers of its clients, as they came
         self._lost: set[int] = set()  # servers, since all copies were last in place
@@ -93,9 +93,9 @@ class Membership:
         with self._lock:
             self.failure = self.failure or why
 
-    def lost_server(self, seat: int) -> None:
+    def lost_server(self, server_id: int) -> None:
         with self._lock:
-            self._remove_server(seat, "lost")
+            self._remove_server(server_id, "lost")
 
     def lost_worker(self, worker: int) -> None:
         with self._lock:
@@ -111,34 +111,39 @@ class Membership:
     # Servers ------------------------------------------------------------------------------------
 
     def _join(self, fields: dict[str, Any]) -> dict[str, Any]:
-        seat, member = int(fields["seat"]), Member(str(fields["address"]), int(fields["number"]))
-        self._sign("server", seat)
+        server_id, member = (
+            int(fields["server_id"]),
+            Member(str(fields["address"]), int(fields["number"])),
+        )
+        self._sign("server", server_id)
         if self._view.generation == 0:
-            self._waiting[seat] = member
+            self._waiting[server_id] = member
             if len(self._waiting) >= self._config.num_servers:
                 self._change_servers("begin", servers=dict(self._waiting), joining={})
             return {}
-        if self._view.members.get(seat) == member:
+        if self._view.members.get(server_id) == member:
             return {}  # the answer to an earlier question was lost
-        if seat in self._view.members:
-            self._remove_server(seat, "restarted")
-        self._change_servers("join", seat, joining={**self._view.joining, seat: member})
+        if server_id in self._view.members:
+            self._remove_server(server_id, "restarted")
+        self._change_servers("join", server_id, joining={**self._view.joining, server_id: member})
         return {}
 
     def _beat(self, fields: dict[str, Any]) -> dict[str, Any]:
-        seat, number = int(fields["seat"]), int(fields["number"])
-        member = self._view.members.get(seat) or self._waiting.get(seat)
+        server_id, number = int(fields["server_id"]), int(fields["number"])
+        member = self._view.members.get(server_id) or self._waiting.get(server_id)
         if member is None or member.number != number:
-            return {"expelled": True}  # it was thought to be dead: it must join anew, with nothing
-        self._sign("server", seat)
-        self._settled[seat] = max(self._settled.get(seat, 0), int(fields.get("settled", 0)))
+            return {"expelled": True}  # declared dead: it must rejoin, without its tables
+        self._sign("server", server_id)
+        self._settled[server_id] = max(
+            self._settled.get(server_id, 0), int(fields.get("settled", 0))
+        )
         self._promote()
         return {}
 
     def _promote(self) -> None:
         """Put those who have been given all their copies onto the ring."""
         view = self._view
-        if any(self._settled.get(seat, 0) < view.generation for seat in view.servers):
+        if any(self._settled.get(server_id, 0) < view.generation for server_id in view.servers):
             return
         self._lost.clear()
         if view.joining:
@@ -146,30 +151,30 @@ class Membership:
                 "promote", *view.joining, servers={**view.servers, **view.joining}, joining={}
             )
 
-    def _remove_server(self, seat: int, why: str) -> None:
+    def _remove_server(self, server_id: int, why: str) -> None:
         view = self._view
-        self._waiting.pop(seat, None)
-        self._settled.pop(seat, None)
-        self._last_sign.pop(("server", seat), None)
-        if seat in view.servers:
-            self._lost.add(seat)
+        self._waiting.pop(server_id, None)
+        self._settled.pop(server_id, None)
+        self._last_sign.pop(("server", server_id), None)
+        if server_id in view.servers:
+            self._lost.add(server_id)
             if len(self._lost) >= view.replication:
                 self.failure = self.failure or (
                     f"{len(self._lost)} servers were lost before others had copies of what they "
                     f"held, with replication={view.replication}: parts of tables may be gone. Go "
                     "on from a checkpoint"
                 )
-        if seat in view.members:
+        if server_id in view.members:
             self._change_servers(
                 why,
-                seat,
-                servers={s: m for s, m in view.servers.items() if s != seat},
-                joining={s: m for s, m in view.joining.items() if s != seat},
+                server_id,
+                servers={s: m for s, m in view.servers.items() if s != server_id},
+                joining={s: m for s, m in view.joining.items() if s != server_id},
             )
 
-    def _change_servers(self, why: str, *seats: int, **changes: Any) -> None:
+    def _change_servers(self, why: str, *server_ids: int, **changes: Any) -> None:
         self._view = replace(self._view, generation=self._view.generation + 1, **changes)
-        self._note(f"server {why}", seats)
+        self._note(f"server {why}", server_ids)
 
     # Workers ------------------------------------------------------------------------------------
 
@@ -179,7 +184,7 @@ class Membership:
         if number not in lives:
             lives.append(number)
         elif number != lives[-1]:
-            # It was cut off, not dead. What the new one goes on from must not change any more.
+            # It was disconnected, not dead. The state that the new one resumes must not change.
             return {"failed": f"worker {worker} has been started again elsewhere"}
         self._sign("worker", worker)
         if self._view.workers.get(worker) != number:
@@ -204,7 +209,7 @@ class Membership:
         assert self._watch is not None
         now, before = self._watch.expelled, set(self._view.expelled)
         for worker in now ^ before:
-            why = "excused" if worker in now else "waited for again"
+            why = "expelled" if worker in now else "waited for again"
             self._change_workers(why, worker, expelled=tuple(sorted(now)))
 
     def _worker_leave(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +259,7 @@ class Membership:
         asleep, self._last_look = now - self._last_look > patience / 2, now
         silent = [who for who, last in self._last_sign.items() if now - last > patience]
         if asleep:
-            # It was the driver that did not listen: everybody gets another chance.
+            # The driver itself did not listen: give all members another chance.
             self._last_sign = {
                 who: max(t, now - patience / 2) for who, t in self._last_sign.items()
             }
@@ -267,8 +272,8 @@ class Membership:
             # One at a time: to lose two replicas at once is to lose what they hold, and the second
             # may speak up while the first one's parts are being copied.
             self._remove_server(servers[0], "silent")
-            for seat in servers[1:]:
-                self._last_sign["server", seat] = now - patience / 2
+            for server_id in servers[1:]:
+                self._last_sign["server", server_id] = now - patience / 2
 
     def _note(self, what: str, which: tuple[int, ...]) -> None:
         view = self._view

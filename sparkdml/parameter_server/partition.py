@@ -37,29 +37,29 @@ def point_of(text: str) -> int:
 
 
 class Ring:
-    """A fixed set of servers, each known by its seat (0, 1, 2, …)."""
+    """A fixed set of servers, each with an id (0, 1, 2, …)."""
 
-    def __init__(self, seats: Iterable[int], virtual_nodes: int = VIRTUAL_NODES) -> None:
-        self.seats = tuple(sorted(set(seats)))
+    def __init__(self, server_ids: Iterable[int], virtual_nodes: int = VIRTUAL_NODES) -> None:
+        self.server_ids = tuple(sorted(set(server_ids)))
         marks = sorted(
-            (point_of(f"server {seat} mark {mark}"), seat)
-            for seat in self.seats
+            (point_of(f"server {server_id} mark {mark}"), server_id)
+            for server_id in self.server_ids
             for mark in range(virtual_nodes)
         )
         self._points = [point for point, _ in marks]
-        self._owners = [seat for _, seat in marks]
+        self._owners = [server_id for _, server_id in marks]
 
     def owners(self, point: int, count: int) -> tuple[int, ...]:
-        """The seats that hold a key: who serves it first, then its replicas in order."""
+        """Return the ids of the servers that hold a key: the primary, then its replicas."""
         found: list[int] = []
-        wanted = min(count, len(self.seats))
+        wanted = min(count, len(self.server_ids))
         start = bisect_left(self._points, point)
         for step in range(len(self._owners)):
             if len(found) == wanted:
                 break
-            seat = self._owners[(start + step) % len(self._owners)]
-            if seat not in found:
-                found.append(seat)
+            server_id = self._owners[(start + step) % len(self._owners)]
+            if server_id not in found:
+                found.append(server_id)
         return tuple(found)
 
 

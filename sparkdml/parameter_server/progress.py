@@ -1,4 +1,4 @@
-"""How far a worker is, as the servers know it: so that each batch counts once, whoever dies when.
+"""A worker's progress, kept on the servers, so that each batch counts once despite restarts.
 
 A step is pushed to several tables, whose parts lie on several servers, and a worker may die between
 any two of these pushes. So all pushes of a step bear the step's mark, which goes on growing when
@@ -26,7 +26,7 @@ def mark_of_step(step: int) -> int:
 
 
 def mark_of_start(step: int) -> int:
-    """Of an epoch that begins after so many steps."""
+    """The progress at the start of an epoch."""
     return 2 * step + 1
 
 
@@ -56,7 +56,7 @@ class Place:
 
 
 def nowhere(num_workers: int) -> Tensor:
-    """The whole table, before anybody has moved."""
+    """The whole table, before any worker has made a step."""
     return Place().to_tensor().repeat(num_workers, 1)
 
 

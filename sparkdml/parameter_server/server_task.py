@@ -47,7 +47,7 @@ class Reporter:
         self._reported_at = time.monotonic()
 
     def watch(self, node: ServerNode) -> None:
-        """A server that was taken for dead starts anew, and so do its counts."""
+        """A server that was declared dead starts again, with new counters."""
         self.tell()
         self._node, self._reported = node, node.stats.to_dict()
 
@@ -62,14 +62,14 @@ class Reporter:
         counts = self._node.stats.to_dict()
         if counts != self._reported:
             self._reported = counts
-            self._ctx.event("server", seat=self._node.seat, **counts)
+            self._ctx.event("server", seat=self._node.server_id, **counts)
 
 
 LOOK_SECONDS = 0.1  # between two looks for applications that have come or gone
 
 
 def host_servers(ctx: Context) -> bool:
-    """Until the group is closed; a task that Spark starts again serves all applications anew."""
+    """Until the group is closed; a restarted task serves all applications again."""
     hosted: dict[int, ServerThread] = {}
     try:
         while not ctx.wait_for_the_end(LOOK_SECONDS):

@@ -76,7 +76,7 @@ class ParameterServer(Strategy):
             as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
             the others, workers wait for the slowest whatever it trains on.
         expulsion: `Expulsion(…)`: a worker that stays far slower than the others is no longer
-            waited for, until it keeps up again. For `BSP` and `SSP`; None waits for everybody.
+            waited for, until it keeps up again. For `BSP` and `SSP`; None waits for all workers.
             With `BSP(stand_in=True)` its last gradient counts again where it has none.
         overlap: whether a worker goes on with the model it has, with its own last step made on it,
             while the next one is on its way: within the bound of `SSP`, always under `ASP` and
@@ -85,7 +85,7 @@ class ParameterServer(Strategy):
         evaluator: whether one more task, which takes a slot, measures the rows that `validation=`
             holds out while the workers train: again and again it takes a snapshot of the model
             that is one over all servers, with every worker's pushes of its first c clocks and no
-            others. Nobody waits for it. What it finds comes as events of the kind `evaluation`,
+            others. No worker waits for it. Its results are events of the kind `evaluation`,
             and stands in `fitted.history.evaluations`; the epochs' own `val_loss` is measured by
             the workers, on the model at the epoch's end.
         servers: a group of servers that runs already, in place of `num_servers` of its own; other
@@ -216,7 +216,7 @@ class ParameterServer(Strategy):
         return ServerConfig(
             key,
             num_servers=self.num_servers,
-            num_workers=1,  # they meet before each epoch: nobody is to be waited for here
+            num_workers=1,  # they synchronize before each epoch: no wait is needed here
             consistency=self.consistency,
             replication=self.replication,
             expulsion=self.expulsion,

@@ -58,7 +58,7 @@ class View:
             found = self.ring.owners(point, self.replication)
             if self.joining:
                 future = self.future_ring.owners(point, self.replication)
-                found += tuple(seat for seat in future if seat in self.joining)
+                found += tuple(server_id for server_id in future if server_id in self.joining)
             self._replicas[key] = found
         return found
 
@@ -92,8 +92,8 @@ class View:
 
 
 def _members_to_list(members: Mapping[int, Member]) -> list[list[Any]]:
-    return [[seat, member.address, member.number] for seat, member in members.items()]
+    return [[server_id, member.address, member.number] for server_id, member in members.items()]
 
 
 def _members_from_list(items: list[list[Any]]) -> dict[int, Member]:
-    return {seat: Member(address, number) for seat, address, number in items}
+    return {server_id: Member(address, number) for server_id, address, number in items}

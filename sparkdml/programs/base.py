@@ -40,9 +40,9 @@ class Program(ABC):
 
 
 def run_program(program: Program, comm: Communicator, max_rounds: int | None = None) -> int:
-    """Run until the scheduler ends it, or for so many rounds; every rank calls it with its part.
+    """Run until the scheduler ends it, or for `max_rounds`; every rank calls it with its part.
 
-    A round is a barrier: nobody begins the next one before `pull` has seen everybody's part.
+    A round is a barrier: no rank begins the next one before `pull` has seen all ranks' parts.
     """
     if max_rounds is not None and max_rounds < 0:
         raise ParameterError("max_rounds", max_rounds, "at least 0, or None for no limit")

@@ -200,7 +200,7 @@ class Factorisation(Program):
             _Block(user[inside], item[inside], rating[inside], num_workers)
             for inside in (item % num_workers == block for block in range(num_workers))
         ]
-        # Its own users stay with a worker all the time: nobody else asks for them.
+        # A worker keeps its own users' factors throughout: no other worker needs them.
         self._held = ExitStack()
         own = rows_of_block(worker, num_workers, users.num_rows)
         self._users = self._held.enter_context(users.hold(own))

@@ -6,7 +6,7 @@ there are workers: in each round a worker holds one block, another one for each 
 the words of that block in its documents. After as many rounds as workers every word was sampled
 once. (Griffiths and Steyvers 2004, "Finding scientific topics"; Lee et al. 2014, STRADS.)
 
-What is exact, and what isn't: counts by document and by word are nobody else's during a round. The
+What is exact, and what isn't: counts by document and by word have one owner during a round. The
 summed counts of each topic are those of the round's beginning plus the worker's own changes: stale
 by what the others do in one round. And words are sampled in batches of vector operations in which
 no document comes twice: a document's counts are exact for each of its words, while a word that

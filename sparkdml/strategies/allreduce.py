@@ -79,7 +79,7 @@ class AllReduce(StepStrategy):
             raise ParameterError(
                 "compression",
                 self.compression,
-                "None or FP16() with precision='fp16': what is owed would be in units of a loss "
+                "None or FP16() with precision='fp16': residuals would be in units of a loss "
                 "scale that changes",
                 "Use precision='bf16'.",
             )
@@ -153,7 +153,7 @@ class AllReduce(StepStrategy):
         if lost:  # only by force, with another bucket_bytes or compression
             self._training.note(
                 f"the checkpoint's {' and '.join(lost)} don't fit the buckets of {self!r}, and "
-                "begin anew: give the same bucket_bytes and compression to go on with them"
+                "start from zero: pass the same bucket_bytes and compression to keep them"
             )
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ class Strategy(ABC):
         """The loop, in a worker of the given role."""
 
     def driver_service(self, num_workers: int) -> DriverService | None:
-        """What the strategy keeps at the driver, made anew for each submission; `ctx.ask` asks."""
+        """The strategy's service in the driver, created per submission; `ctx.ask` asks it."""
         return None
 
     def batches(self, training: Training, epoch: Epoch) -> Iterator[Batch]:
@@ -116,7 +116,7 @@ class StepStrategy(Strategy):
                 clock.lap("communication")
                 spans.lap("communication")
                 if not epoch.count(totals):
-                    break  # nobody had a row left
+                    break  # no rank had a row left
                 task.apply(totals)
                 spans.lap("optimizer")
                 epoch.tick()

@@ -23,7 +23,7 @@ def _all_digits() -> tuple[Tensor, Tensor]:
 
 
 def digits(count: int = 400) -> Rows:
-    """The first so many of 1,797 pictures of 64 points, `x`, and what they show, `y`."""
+    """The first `count` of 1,797 pictures of 64 points, `x`, with their labels `y`."""
     images, labels = _all_digits()
     return {"x": images[:count], "y": labels[:count]}
 

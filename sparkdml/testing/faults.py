@@ -77,7 +77,7 @@ class StopAt(Callback):
 
     def on_step_end(self, training: TrainingRun) -> None:
         if (training.ctx.rank, training.step) == (self.rank, self.step):
-            training.request_stop("somebody asked")
+            training.request_stop("a test asked")
 
     def __repr__(self) -> str:
         return "StopAt()"  # when is no part of what is trained

@@ -14,7 +14,7 @@ from sparkdml.testing.communicator_checks import MOVED_DTYPES, check, equal, of_
 
 
 def _messages(comm: Communicator) -> PointToPoint | None:
-    """None also where there is nobody to talk to."""
+    """Point to point, or None if there is none or no other rank."""
     return comm.point_to_point if comm.size > 1 else None
 
 

@@ -74,8 +74,8 @@ class Outcome:
 class ProcessTrainer:
     """Called as `train_on_threads` is. Its processes stay for the next call of as many ranks.
 
-    Not for ever: Horovod's threads look for work all the time, and a few idle gangs of them leave
-    no core to the one that trains.
+    Not indefinitely: Horovod's threads look for work all the time, and a few idle gangs of them
+    leave no core to the one that trains.
     """
 
     def __init__(self, backend: str) -> None:
@@ -94,7 +94,7 @@ class ProcessTrainer:
         checkpoints: MemoryCheckpoints | None = None,
     ) -> list[Trained]:
         resumed = None if checkpoints is None else checkpoints.newest
-        seats = RankAssignment(
+        assignment = RankAssignment(
             strategy_of,
             plan,
             schedule=schedule,
@@ -106,7 +106,7 @@ class ProcessTrainer:
         )
         every = None if checkpoints is None else checkpoints.every
         with served(strategy_of().driver_service(len(parts))) as place:
-            outcomes = self._run(seats, every, place)
+            outcomes = self._run(assignment, every, place)
         for saved in (saved for outcome in outcomes for saved in outcome.saved):
             assert checkpoints is not None
             checkpoints.take_in(saved)
@@ -117,11 +117,11 @@ class ProcessTrainer:
         return [outcome.trained for outcome in outcomes if outcome.trained][: len(parts)]
 
     def _run(
-        self, seats: RankAssignment, every: int | None, place: ServiceAddress
+        self, assignment: RankAssignment, every: int | None, place: ServiceAddress
     ) -> list[Outcome]:
-        processes = self._gang(seats.count)
+        processes = self._gang(assignment.count)
         # Bytes: torch would send tensors by handles on memory that belongs to this process.
-        told = processes.run(train_task, pickle.dumps(seats), every, place)
+        told = processes.run(train_task, pickle.dumps(assignment), every, place)
         outcomes: list[Outcome] = [pickle.loads(one) for one in told]
         if any(outcome.error for outcome in outcomes):  # their communicators are aborted
             processes.stop()
@@ -144,15 +144,15 @@ def train_task(
     gang: Communicator, assignment_pickled: bytes, every: int | None, place: ServiceAddress
 ) -> bytes:
     """In every rank: an `Outcome`, pickled."""
-    seats: RankAssignment = pickle.loads(assignment_pickled)
+    assignment: RankAssignment = pickle.loads(assignment_pickled)
     checkpoints = None if every is None else MemoryCheckpoints(every)
-    seats = replace(seats, checkpoints=checkpoints, driver_service=RemoteService(place))
+    assignment = replace(assignment, checkpoints=checkpoints, driver_service=RemoteService(place))
     trained, error = None, None
     try:
-        training = seats.train(gang)
+        training = assignment.train(gang)
         trained = Trained(training.task.module, training.history, training.step, training.stopped)
     except Exception as raised:
-        gang.abort()  # nobody waits for this rank
+        gang.abort()  # no rank waits for this one
         error = raised
     saved = [] if checkpoints is None else checkpoints.all()
     return pickle.dumps(Outcome(trained, error, error is not None and is_effect(error), saved))

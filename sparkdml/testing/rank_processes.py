@@ -95,7 +95,7 @@ class RankProcesses:
     ) -> list[Any]:
         """Run a module-level `function(comm, *args)` on every rank (or these), results in order.
 
-        After a failure the ranks may disagree on what was called: they are started anew.
+        After a failure the ranks may disagree on the next call, so they are restarted.
         """
         chosen = list(range(self.size)) if ranks is None else ranks
         self.begin(function, *args, ranks=chosen)

@@ -1,4 +1,4 @@
-"""Train on threads through a strategy's servers: the real wire on loopback, the desk in memory."""
+"""Train on threads through a strategy's servers: real connections, and a service in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sparkdml.training.training import Training
 
 
 class ServedContext(ThreadContext):
-    """A task that is no part of a gang, and asks a desk."""
+    """A task outside a gang, which asks a driver service."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ServedRun:
     def do(
         self, role: str, rank: int, work: Callable[[TaskIdentity], Any], max_attempts: int = 1
     ) -> Any:
-        """As a task would: the desk hears of its beginning and of its end; it may come back."""
+        """Run like a task: the driver service is told of its start and end; it may be restarted."""
         for attempt in range(max_attempts):
             peer = TaskIdentity(role, rank, attempt, "127.0.0.1")
             self.driver_service.on_join(peer)
@@ -116,7 +116,7 @@ def train_served(
     size = len(parts)
     roles = strategy_of().roles(size)
     driver_service = strategy_of().driver_service(size)
-    assert driver_service is not None, "a strategy with servers has a desk"
+    assert driver_service is not None, "a strategy with servers has a driver service"
     run = ServedRun(driver_service)
     on_start(run)
     resumed = None if checkpoints is None else checkpoints.newest

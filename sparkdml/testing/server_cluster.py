@@ -51,24 +51,24 @@ class ServerCluster:
     def ask(self, what: str, **fields: Any) -> Any:
         return self.membership.answer(what, fields)
 
-    def start_server(self, seat: int) -> None:
+    def start_server(self, server_id: int) -> None:
         def run() -> None:
-            serve(seat, self.config, self.ask, on_start=keep)
+            serve(server_id, self.config, self.ask, on_start=keep)
 
         def keep(node: ServerNode) -> None:
-            self.nodes[seat] = node
+            self.nodes[server_id] = node
             there.set()
 
         there = threading.Event()
-        thread = threading.Thread(target=run, name=f"sparkdml-server-{seat}", daemon=True)
-        self._threads[seat] = thread
+        thread = threading.Thread(target=run, name=f"sparkdml-server-{server_id}", daemon=True)
+        self._threads[server_id] = thread
         thread.start()
         there.wait(10)
 
-    def stop_server(self, seat: int) -> None:
+    def stop_server(self, server_id: int) -> None:
         """End one at once, as a crash would; the membership finds out by itself, or is told."""
-        self.nodes.pop(seat).stop()
-        self._threads.pop(seat).join(timeout=10)
+        self.nodes.pop(server_id).stop()
+        self._threads.pop(server_id).join(timeout=10)
 
     def client(self, worker: int = 0) -> WorkerClient:
         client = WorkerClient(worker, self.config, self.ask)
@@ -76,8 +76,8 @@ class ServerCluster:
         return client
 
     def __enter__(self) -> Self:
-        for seat in range(self.config.num_servers):
-            self.start_server(seat)
+        for server_id in range(self.config.num_servers):
+            self.start_server(server_id)
         return self
 
     def __exit__(
@@ -92,8 +92,8 @@ class ServerCluster:
         self._stop_servers()
 
     def _stop_servers(self) -> None:
-        for seat in list(self.nodes):
-            self.stop_server(seat)
+        for server_id in list(self.nodes):
+            self.stop_server(server_id)
 
 
 Result = TypeVar("Result")
@@ -108,7 +108,7 @@ def run_workers(
 ) -> list[Result]:
     """Run `fn(comm, store)` in every worker; their results in rank order.
 
-    `settings` are those of `ServerConfig`; without a `consistency` nobody waits for anybody, as
+    `settings` are those of `ServerConfig`; without a `consistency` no worker waits, as
     suits programs that keep in step by their rounds.
     """
     settings = {"consistency": TAP(), **settings}
@@ -138,7 +138,7 @@ class ThreadedGroup:
         )
 
     def lose_server(self, rank: int) -> None:
-        """End one with all that it holds; the desk is told, as it would be of a lost task."""
+        """End one with all that it holds; the driver service is told, as of a lost task."""
         self._tasks.pop(rank).end("lost")
 
     def __enter__(self) -> Self:

@@ -29,8 +29,8 @@ class ServerProcesses(ServerCluster):
         self._processes: dict[int, Any] = {}
         self._answering: list[threading.Thread] = []
 
-    def start_server(self, seat: int) -> None:
-        self._processes[seat] = self._start(_serve, (seat, self.config), {})
+    def start_server(self, server_id: int) -> None:
+        self._processes[server_id] = self._start(_serve, (server_id, self.config), {})
 
     def run_workers(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """`function(client, *args)`, of a module, in `count` processes; what each returned."""
@@ -71,18 +71,18 @@ class ServerProcesses(ServerCluster):
                 except (EOFError, OSError):
                     return
 
-    def kill(self, seat: int) -> None:
+    def kill(self, server_id: int) -> None:
         """As the kernel would: no last words. The membership finds out by the silence."""
-        process = self._processes.pop(seat)
+        process = self._processes.pop(server_id)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         process.close()
 
     def _stop_servers(self) -> None:
-        for seat, process in list(self._processes.items()):
+        for server_id, process in list(self._processes.items()):
             process.join(timeout=5)
             if process.is_alive():
-                self.kill(seat)
+                self.kill(server_id)
             else:
                 process.close()
         for thread in self._answering:
@@ -106,8 +106,8 @@ def _ask_through(pipe: Connection) -> Ask:
     return ask
 
 
-def _serve(pipe: Connection, seat: int, config: ServerConfig) -> None:
-    serve(seat, config, _ask_through(pipe))
+def _serve(pipe: Connection, server_id: int, config: ServerConfig) -> None:
+    serve(server_id, config, _ask_through(pipe))
 
 
 def _work(

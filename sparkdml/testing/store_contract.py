@@ -5,7 +5,7 @@
         def open_store(self, tmp_path):
             return lambda: MyStore(tmp_path)
 
-Each call of `open_store` opens the same, at first empty, place anew, as another process would.
+Each call of `open_store` opens the same, initially empty, place, as another process would.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Case:
     Args:
         make: a typical setting, for 1 to 4 workers and some 20 steps of a rank in an epoch.
         plain: the degenerate setting, which equals plain SGD without momentum…
-        plain_workers: …on so many workers, with their batches put together…
+        plain_workers: …on this number of workers, with their batches put together…
         plain_lr: …and with this times the learning rate (an average halves it, for instance).
         lr: the learning rate that it learns digits with.
         max_loss: what it must reach on all rows of digits in `epochs` epochs, with 2 to 4 workers.
@@ -197,7 +197,7 @@ class StrategyContract:
         assert trainings[0].history[-1]["loss"] < first[0].history[0]["loss"]
 
     def test_more_epochs_later_are_the_same_as_at_once(self, case: Case) -> None:
-        """A run's last checkpoint has what training goes on from, beside what it ended with."""
+        """A run's last checkpoint has the state to resume from, beside the result."""
         if not case.resumes_exactly:
             pytest.skip("it promises no exact resumption")
         plan, parts = digits_plan(lr=0.1, momentum=0.5), cut(digits(72), [40, 32])
@@ -243,7 +243,7 @@ class StrategyContract:
             cut(digits(240), [100, 140]),
             callbacks=[StopAt(1, 2)],
         )
-        assert [training.stopped for training in trainings] == ["somebody asked"] * 2
+        assert [training.stopped for training in trainings] == ["a test asked"] * 2
         assert trainings[0].step == trainings[1].step
         assert len(trainings[0].history) < 9
 

@@ -75,7 +75,7 @@ class ThreadContext:
         return len(next(iter(self._rows.values())))
 
     def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Any:
-        """Everybody's rows, in the order of `feed`."""
+        """All ranks' rows, in the order of `feed`."""
         start = 0 if position is None else int(position.sum())
         columns = [self.comm.allgather(values[start:]) for values in self._rows.values()]
         return MemoryPool(
@@ -93,7 +93,7 @@ class ThreadContext:
         return self._leases
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
-        """Of the desk that all ranks share, through JSON as over the wire."""
+        """Ask the driver service that all ranks share, through JSON as over a connection."""
         assert self.driver_service is not None
         peer = TaskIdentity("worker", self.rank, 0, self.host)
         return json.loads(
@@ -104,7 +104,7 @@ class ThreadContext:
         return _cut(self._held_out, batch_size)
 
     def reached(self, step: int) -> None:
-        """Nobody is watching."""
+        """There are no observers."""
 
     def on_stop_request(self, handle: Any) -> None:
         """There is no driver who might ask."""
@@ -113,7 +113,7 @@ class ThreadContext:
         self.events.append({"kind": kind, **fields})
 
     def flush_events(self) -> None:
-        """Nobody is waiting."""
+        """No driver is waiting."""
 
 
 class MemoryPool:
@@ -167,7 +167,7 @@ def train_on_threads(
 
     `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster, and so may
     `callbacks` be a function; a list of them is shared by the ranks. With `checkpoints` the run
-    goes on from the newest of them, if there is one. Other roles of the strategy's gang have a
+    resumes from the newest of them, if there is one. Other roles of the strategy's gang have a
     thread each, too.
     """
     run = RankAssignment(

@@ -92,7 +92,7 @@ class Epoch(EpochProgress):
     def rounds(self, num_batches: int) -> Iterator[Iterator[Batch]]:
         """This rank's batches, at most `num_batches` at a time, then none: others may have more.
 
-        For ranks that take steps of their own between two meetings. What lies between two meetings
+        For ranks that take local steps between two synchronizations. What lies between two of them
         is one step to all else: it is counted, voted on and ticked once.
         """
         own = self._batches(self)

@@ -103,7 +103,7 @@ def validate(training: TrainingRun, batches: Iterable[Batch]) -> dict[str, float
 
 
 def _compute_objects(training: TrainingRun) -> dict[str, float]:
-    """The values of torchmetrics objects; they begin anew."""
+    """The values of torchmetrics objects, which are then reset."""
     objects = training.task.forward.metric_objects
     if not objects:
         return {}

@@ -62,7 +62,7 @@ class FlatStep:
         self._first = self._parameters[0]
         self._whole = params.whole_of(parameters)
         # The same optimizer over one parameter. Its `step` without torch's wrappers, which call
-        # hooks and profilers: whoever has hooks gets the optimizer's own step.
+        # hooks and profilers: with hooks, the optimizer's own step is used.
         self._flat = copy.copy(optimizer)
         self._flat.state = defaultdict(dict)
         self._make_step = inspect.unwrap(type(optimizer).step)
@@ -103,7 +103,7 @@ class FlatStep:
         self._make_step(self._flat)
 
     def _has_state(self) -> bool:
-        """Whether the flat state is that of the parameters; made so if somebody changed theirs."""
+        """Whether the flat state is that of the parameters; made so if another state was set."""
         theirs = self._optimizer.state
         if theirs.get(self._first) is self._shared:
             return True
@@ -123,7 +123,7 @@ class FlatStep:
         return True
 
     def _forget(self) -> None:
-        """The parameters have states of their own; they are looked at anew before the next step."""
+        """The parameters have states of their own; they are checked again before the next step."""
         self._shared, self._scalars = None, []
         self._flat.state.clear()
 

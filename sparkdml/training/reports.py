@@ -56,7 +56,7 @@ class Reports:
             self._losses.append((step, loss))
 
     def tick(self, epoch: EpochProgress, own_rows: int) -> None:
-        """A step is done, with so many rows of this rank."""
+        """Record a finished step and this rank's number of rows."""
         self._steps += 1
         self._rows += own_rows
         now = time.monotonic()

@@ -45,7 +45,7 @@ def take_state(
             {
                 "step": training.step,
                 "history": training.history,
-                # A run that was cut short goes on from here, as after a failure.
+                # An interrupted run resumes from here, as after a failure.
                 "stopped": None if training.is_interrupted else training.stopped,
                 "output_shape": task.forward.output_shape,
                 "epoch": epoch.state(),

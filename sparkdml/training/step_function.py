@@ -65,7 +65,7 @@ class StepResult:
         if unknown or not losses:
             raise ParameterError(
                 "step",
-                f"a function that returns losses for {', '.join(map(str, losses)) or 'nobody'}",
+                f"a function that returns losses for {', '.join(map(str, losses)) or 'none'}",
                 f"a function that returns losses for one or more of {', '.join(plan.loss_names)}",
             )
 

@@ -74,7 +74,7 @@ class Totals:
 
     @classmethod
     def of(cls, stats: Sequence[float], num_losses: int = 0) -> Totals:
-        """From a vector of stats, of a task with so many losses by name."""
+        """From a vector of stats, of a task with the given number of named losses."""
         weight, rows, loss, wishes, objections, stops, *rest = stats
         num_metrics = len(rest) - 2 * num_losses
         return cls(

@@ -103,7 +103,7 @@ def test_servers_of_a_run_are_lost_after_what_follows_from_it() -> None:
     service = StoreService(membership)
     assert isinstance(service, TimedService)
     service.use_timeouts(Timeouts(30.0))
-    membership.answer("server.join", {"seat": 0, "address": "a", "number": 1})
+    membership.answer("server.join", {"server_id": 0, "address": "a", "number": 1})
     lost_at = None
     while lost_at is None:
         clock[0] += 1.0  # looks often enough to be awake

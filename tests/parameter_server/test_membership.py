@@ -29,14 +29,18 @@ class Group:
     def view(self) -> View:
         return self.membership.view
 
-    def join(self, seat: int) -> Any:
-        self.numbers[seat] = self.numbers.get(seat, 100 * (seat + 1)) + 1
-        fields = {"seat": seat, "number": self.numbers[seat], "address": f"h:{seat}"}
+    def join(self, server_id: int) -> Any:
+        self.numbers[server_id] = self.numbers.get(server_id, 100 * (server_id + 1)) + 1
+        fields = {
+            "server_id": server_id,
+            "number": self.numbers[server_id],
+            "address": f"h:{server_id}",
+        }
         return self.membership.answer("server.join", fields)
 
-    def beat(self, *seats: int, settled: int = 0) -> None:
-        for seat in seats:
-            fields = {"seat": seat, "number": self.numbers[seat], "settled": settled}
+    def beat(self, *server_ids: int, settled: int = 0) -> None:
+        for server_id in server_ids:
+            fields = {"server_id": server_id, "number": self.numbers[server_id], "settled": settled}
             assert not (self.membership.answer("server.beat", fields) or {}).get("expelled")
 
     def ask_worker(self, what: str, worker: int, **fields: Any) -> Any:
@@ -52,8 +56,8 @@ class Group:
 
 def started(num_servers: int = 3) -> Group:
     group = Group(num_servers)
-    for seat in range(num_servers):
-        group.join(seat)
+    for server_id in range(num_servers):
+        group.join(server_id)
     return group
 
 
@@ -75,7 +79,7 @@ def test_a_silent_server_is_removed_and_comes_back_by_catching_up() -> None:
     group = started()
     group.pass_time(6, 0, 1)
     assert set(group.view.servers) == {0, 1}
-    fields = {"seat": 2, "number": group.numbers[2]}
+    fields = {"server_id": 2, "number": group.numbers[2]}
     assert group.membership.answer("server.beat", fields)["expelled"]  # type: ignore[index]
     group.join(2)
     assert set(group.view.joining) == {2}
@@ -125,7 +129,7 @@ def test_a_restarted_server_is_another_one() -> None:
 def test_views_are_sent_to_those_who_have_an_older_one() -> None:
     group = started()
     known = {"generation": group.view.generation, "roster": group.view.roster}
-    fields = {"seat": 0, "number": group.numbers[0], **known}
+    fields = {"server_id": 0, "number": group.numbers[0], **known}
     assert "view" not in (group.membership.answer("server.beat", fields) or {})
     group.ask_worker("worker_join", 0)
     answer = group.membership.answer("server.beat", fields) or {}

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from sparkdml.parameter_server.partition import Ring, place_of
 
-seats = st.sets(st.integers(0, 40), min_size=1, max_size=8)
+server_ids = st.sets(st.integers(0, 40), min_size=1, max_size=8)
 POINTS = [place_of((7, part)) for part in range(600)]
 
 
 @settings(deadline=None, max_examples=30)
-@given(seats, st.integers(1, 4))
+@given(server_ids, st.integers(1, 4))
 def test_every_key_has_as_many_owners_as_there_can_be(chosen: set[int], count: int) -> None:
     ring = Ring(chosen)
     for point in POINTS[:100]:
@@ -22,7 +22,7 @@ def test_every_key_has_as_many_owners_as_there_can_be(chosen: set[int], count: i
 
 
 @settings(deadline=None, max_examples=30)
-@given(seats, st.integers(50, 60))
+@given(server_ids, st.integers(50, 60))
 def test_a_server_that_joins_moves_only_its_share(chosen: set[int], newcomer: int) -> None:
     before, after = Ring(chosen), Ring({*chosen, newcomer})
     moved = 0
@@ -40,7 +40,7 @@ def test_the_successor_of_a_lost_server_already_has_a_replica(chosen: set[int]) 
     before, after = Ring(chosen), Ring(chosen - {lost})
     for point in POINTS:
         old = before.owners(point, 2)
-        left = [seat for seat in old if seat != lost]
+        left = [server_id for server_id in old if server_id != lost]
         assert after.owners(point, 2)[: len(left)] == tuple(left)
 
 

@@ -46,13 +46,13 @@ def test_killed_servers_lose_no_acknowledged_push_and_apply_none_twice() -> None
         clients = [group.client(worker) for worker in range(WORKERS)]
         with ThreadPoolExecutor(WORKERS) as pool:
             futures = [pool.submit(work, client) for client in clients]
-            for seat in range(2):
+            for server_id in range(2):
                 wait_for_pushes(20)
-                group.kill(seat)
+                group.kill(server_id)
                 wait_for_pushes(10)  # the successor serves
                 generation = group.membership.view.generation
-                group.start_server(seat)
-                while seat not in group.membership.view.servers:
+                group.start_server(server_id)
+                while server_id not in group.membership.view.servers:
                     assert not any(future.done() for future in futures), "a worker ended early"
                     enough.wait(0.01)
                 assert group.membership.view.generation > generation

@@ -56,7 +56,7 @@ def test_only_changes_are_told_and_not_with_every_beat(monkeypatch):
     reporter = server_task.Reporter(context)
     reporter.tell()
     stats = NodeStats()
-    reporter.watch(SimpleNamespace(seat=3, stats=stats))
+    reporter.watch(SimpleNamespace(server_id=3, stats=stats))
     stats.pushes = 5
     now += 1.0
     reporter.report_periodically()

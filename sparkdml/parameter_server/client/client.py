@@ -1,6 +1,6 @@
 """A worker's end: tables are cut into parts here, and put together again.
 
-The calls return tickets; the courier's thread carries the requests behind the computation.
+The calls return tickets; the sender's thread carries out the requests during computation.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class WorkerClient(Client):
         """
         self._check()
         self._sender.busy_seconds = self._computed_seconds()
-        # One that was excused for being slow goes on where the others are.
+        # A worker that was expelled for being slow continues at the others' clock.
         clock = self._clock = max(self._clock + 1, self._sender.moved_on)
         self._pushes.when_none(lambda: self._sender.report_clock(clock))
         return clock

@@ -124,7 +124,7 @@ class Outstanding:
             call()
 
     def wait(self) -> None:
-        """The courier ends every ticket in some way, so this ends too."""
+        """Wait for the answer; the sender ends every ticket, with a result or an error."""
         with self._changed:
             self._changed.wait_for(lambda: self._count == 0)
 

@@ -1,4 +1,4 @@
-"""The client's thread: it carries requests to whoever serves their parts, until they are answered.
+"""The client's thread: it sends requests to the servers of their partitions until answered.
 
 Requests to one part go in order, in a lane. An answer takes its request off the lane; if the part
 moves to another server, or a connection lost something on its way, all that is left on the lane
@@ -51,7 +51,7 @@ class Sender:
         self._lanes: defaultdict[Key, deque[Request]] = defaultdict(deque)
         self._unsent: list[Request] = []
         self._retries: dict[Key, float] = {}
-        self._connections: dict[int, ServerConnection] = {}  # by seat
+        self._connections: dict[int, ServerConnection] = {}  # by server
         self._view = View()
         self._new_view: View | None = None
         self._clock = 0
@@ -65,7 +65,7 @@ class Sender:
         self.error: Exception | None = None
         self._threads = [
             threading.Thread(target=target, name=f"sparkdml-client-{name}", daemon=True)
-            for name, target in (("courier", self._run), ("talk", self._talk))
+            for name, target in (("sender", self._run), ("membership", self._talk))
         ]
         for thread in self._threads:
             thread.start()
@@ -151,16 +151,16 @@ class Sender:
             if view is None:
                 return
             old, self._view = self._view, view
-        for seat, connection in list(self._connections.items()):
-            member = view.members.get(seat)
+        for server_id, connection in list(self._connections.items()):
+            member = view.members.get(server_id)
             if member is None or member.number != connection.outbox.server:
                 self._send_again(connection)
                 self._watcher.remove(connection.outbox.socket)
                 connection.outbox.close()
-                del self._connections[seat]
-        for seat, member in view.members.items():
-            if seat not in self._connections:
-                self._connections[seat] = ServerConnection(
+                del self._connections[server_id]
+        for server_id, member in view.members.items():
+            if server_id not in self._connections:
+                self._connections[server_id] = ServerConnection(
                     Outbox(
                         self._context,
                         member.address,
@@ -170,7 +170,7 @@ class Sender:
                         dropped=self._stats.dropped,
                     )
                 )
-                self._watcher.add(self._connections[seat].outbox.socket)
+                self._watcher.add(self._connections[server_id].outbox.socket)
         for connection in self._connections.values():
             connection.clock_told = -1  # a server that took us for dead must hear of us again
         # Parts may have moved between servers that are both alive.
@@ -188,7 +188,7 @@ class Sender:
             if self._leaving:
                 self._greet(LEAVE)
         except Exception as error:
-            self._fail(error)  # whoever waits, or asks for more, gets to know
+            self._fail(error)  # raised by all waits and later requests
         finally:
             self._fail(CommunicationError("the client is closed"))
             for connection in self._connections.values():
@@ -317,11 +317,11 @@ class Sender:
         """Tell the clock; ask servers that owe an answer whether they have had everything."""
         now = time.monotonic()
         for connection in self._connections.values():
-            owed = connection.hello_number or connection.under_way
+            unanswered = connection.hello_number or connection.under_way
             new_clock = connection.clock_told != self._clock
-            if new_clock or (owed and now - connection.last_hello > SERVER_PING_SECONDS):
+            if new_clock or (unanswered and now - connection.last_hello > SERVER_PING_SECONDS):
                 self._greet_one(connection, 0)
-            if not owed:
+            if not unanswered:
                 connection.last_heard = now
             elif now - connection.last_heard > self._config.timeout_seconds:
                 raise CommunicationError(
@@ -359,7 +359,7 @@ class Sender:
         self.moved_on = max(self.moved_on, entry.clock)
         if self.start_clock is None or not self.greeted.is_set():
             self.start_clock = max(self.start_clock or 0, entry.clock)
-            if all(self._connections[seat].greeted for seat in self._view.servers):
+            if all(self._connections[server_id].greeted for server_id in self._view.servers):
                 self._clock = max(self._clock, self.start_clock)
                 self.greeted.set()
 

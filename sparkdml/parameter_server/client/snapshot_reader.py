@@ -1,4 +1,4 @@
-"""A client that only looks on: it reads tables as they are after one clock, and holds nobody up.
+"""A client that reads tables as they were after a clock, without delaying the workers.
 
 It is none of the workers: it has no clock, sends no signs of life, and may come and go at any time.
 What is read is consistent over all servers; what that means is in `clock_copies.py`.
@@ -54,7 +54,7 @@ class SnapshotReader:
         self._own, self._view = new_number(), View()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._watcher = Watcher()
-        self._outboxes: dict[int, Outbox] = {}  # by seat
+        self._outboxes: dict[int, Outbox] = {}  # by server
         self.dropped: Counter[str] = Counter()
 
     def snapshot(self, tables: Sequence[Table], goes_on: Callable[[], bool]) -> Snapshot | None:
@@ -72,7 +72,7 @@ class SnapshotReader:
             if len(answers) < len(keys) or found & {Status.MOVED, Status.UNKNOWN}:
                 self._find_servers()
             elif Status.LATE in found:
-                # The workers have gone on: aim at a clock that they can't reach meanwhile.
+                # The workers are ahead: choose a clock that they can't reach meanwhile.
                 clock, margin, pause = lowest + margin, 2 * margin or 1, FIRST_PAUSE_SECONDS
                 continue
             elif found == {Status.OK}:
@@ -82,15 +82,15 @@ class SnapshotReader:
             elif lowest != seen:
                 seen, seen_at = lowest, time.monotonic()
             elif lowest < clock and time.monotonic() - seen_at > STANDSTILL_SECONDS:
-                clock = lowest  # nobody is under way to the clock that was aimed at
+                clock = lowest  # no worker is on its way to the chosen clock
                 continue
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return None
 
     def close(self) -> None:
-        for seat in list(self._outboxes):
-            self._disconnect(seat)
+        for server_id in list(self._outboxes):
+            self._disconnect(server_id)
         self._watcher.close()
         self._context.term()
 
@@ -114,12 +114,12 @@ class SnapshotReader:
         if answer is None or "view" not in answer:
             return
         old, self._view = self._view, View.from_dict(answer["view"])
-        for seat in list(self._outboxes):
-            if self._view.servers.get(seat) != old.servers.get(seat):
-                self._disconnect(seat)
-        for seat, member in self._view.servers.items():
-            if seat not in self._outboxes:
-                self._outboxes[seat] = Outbox(
+        for server_id in list(self._outboxes):
+            if self._view.servers.get(server_id) != old.servers.get(server_id):
+                self._disconnect(server_id)
+        for server_id, member in self._view.servers.items():
+            if server_id not in self._outboxes:
+                self._outboxes[server_id] = Outbox(
                     self._context,
                     member.address,
                     own=self._own,
@@ -127,10 +127,10 @@ class SnapshotReader:
                     key=self._key,
                     dropped=self.dropped,
                 )
-                self._watcher.add(self._outboxes[seat].socket)
+                self._watcher.add(self._outboxes[server_id].socket)
 
-    def _disconnect(self, seat: int) -> None:
-        outbox = self._outboxes.pop(seat)
+    def _disconnect(self, server_id: int) -> None:
+        outbox = self._outboxes.pop(server_id)
         self._watcher.remove(outbox.socket)
         outbox.close()
 
@@ -163,13 +163,13 @@ class SnapshotReader:
         """What the servers say of these parts; those whose answer does not come are left out."""
         if not self._view.servers:
             return {}
-        by_seat: defaultdict[int, list[Key]] = defaultdict(list)
+        by_server: defaultdict[int, list[Key]] = defaultdict(list)
         for key in keys:
-            by_seat[self._view.primary(key)].append(key)
-        awaited: set[tuple[int, int]] = set()  # the seat, and the number of the message
-        for seat, of_seat in by_seat.items():
-            for start in range(0, len(of_seat), entries_at_once):
-                entries = [Entry(*key) for key in of_seat[start : start + entries_at_once]]
+            by_server[self._view.primary(key)].append(key)
+        awaited: set[tuple[int, int]] = set()  # the server, and the number of the message
+        for server_id, of_server in by_server.items():
+            for start in range(0, len(of_server), entries_at_once):
+                entries = [Entry(*key) for key in of_server[start : start + entries_at_once]]
                 message = Message(
                     Kind.PULL,
                     entries,
@@ -178,7 +178,7 @@ class SnapshotReader:
                     generation=self._view.generation,
                     roster=self._view.roster,
                 )
-                awaited.add((seat, self._outboxes[seat].send(message)))
+                awaited.add((server_id, self._outboxes[server_id].send(message)))
         return self._gather(awaited)
 
     def _gather(self, awaited: set[tuple[int, int]]) -> dict[Key, Entry]:
@@ -186,9 +186,9 @@ class SnapshotReader:
         deadline = time.monotonic() + SNAPSHOT_ANSWER_SECONDS
         while awaited and (left := deadline - time.monotonic()) > 0:
             ready = self._watcher.wait(max(1, int(1000 * left)))
-            for seat, outbox in self._outboxes.items():
+            for server_id, outbox in self._outboxes.items():
                 while outbox.socket in ready and (message := outbox.receive()) is not None:
-                    if (seat, message.answers) in awaited:  # else it came too late
-                        awaited.discard((seat, message.answers))
+                    if (server_id, message.answers) in awaited:  # else it came too late
+                        awaited.discard((server_id, message.answers))
                         found.update({entry.key: entry for entry in message.entries})
         return found

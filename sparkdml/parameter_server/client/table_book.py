@@ -83,7 +83,7 @@ class Known:
 
 
 class TableBook:
-    """Belongs to a client; `submit` hands requests to its courier."""
+    """The tables of a client; `submit` passes requests to its sender."""
 
     def __init__(
         self, part_bytes: int, submit: Callable[[list[Request]], None], stats: ClientStats

@@ -2,8 +2,8 @@
 
 Each of the first `num_servers` workers has a server on a thread of its own, so that no job and no
 slot is spent on servers (as Petuum's workers do; Xing et al. 2015). Who serves what is known at the
-driver, by the run's desk. A worker that dies ends the run, and its server with it: a strategy whose
-servers outlive workers is `ParameterServer`.
+driver, by the run's driver service. A worker that dies ends the run, and its server with it: a
+strategy whose servers outlive workers is `ParameterServer`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WithStore(Generic[Result]):
         fn: called in every worker with its context and its end of a `KVStore`.
         num_servers: how many of the workers serve, at most all of them.
         consistency: how far workers may run apart: `BSP()`, `SSP(staleness)`, `ASP(significance)`,
-            or `TAP()`, with which nobody waits but where the function says so.
+            or `TAP()`, with which workers wait only at barriers.
         encrypted: whether what travels between workers and servers is encrypted; None where Spark's
             settings ask for it. It is authenticated always.
         merge_hosts: add up what the workers of a host push before it crosses the network, and fetch
@@ -92,7 +92,7 @@ class WithStore(Generic[Result]):
             num_servers=self._num_servers,
             num_workers=num_workers,
             consistency=self._consistency,
-            # Where servers live and die with the run, a copy would help nobody.
+            # Servers end with the run, so a copy would be useless.
             replication=1 if self._workers_serve else 2,
         )
 
@@ -131,7 +131,7 @@ def _merged_client(ctx: Context, config: ServerConfig) -> Iterator[Client]:
 
 
 class StoreService:
-    """The servers' membership, as the run's desk."""
+    """The servers' membership, as the run's driver service."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership

@@ -98,7 +98,7 @@ class MatrixTable:
         self.rows_held = 0  # lent to this worker at the moment
         self.most_rows_held = 0  # lent or read, at any moment so far
         self._store = store
-        # One zero, seen from everywhere: nobody needs memory for the whole.
+        # One zero, expanded, so that no worker allocates the whole table.
         store.init(name, torch.zeros(1, 1).expand(num_rows, width), rows=True)
 
     def get(self, rows: Ints) -> Rows:
@@ -136,7 +136,7 @@ class MatrixTable:
             self.rows_held -= len(rows)
 
     def blocks(self, num_rows: int) -> Iterator[tuple[Ints, Rows]]:
-        """The whole matrix, so many rows at a time: to save or to judge it."""
+        """Yield the whole matrix, `rows` rows at a time, to save or evaluate it."""
         for start in range(0, self.num_rows, num_rows):
             rows = np.arange(start, min(start + num_rows, self.num_rows), dtype=np.int64)
             yield rows, self.get(rows)

@@ -1,4 +1,4 @@
-"""Copies of parts as they are after one clock: for who looks on, and whom nobody waits for.
+"""Copies of partitions as they are after a clock, for snapshot readers.
 
 A copy after clock c has, of every worker, the pushes of its first c clocks and no others. So the
 copies of all parts after the same clock are one model: no push is in one part and missing in
@@ -80,7 +80,7 @@ class ClockCopies:
         return max(self._clocks.slowest, 1 + max(last, default=-1))
 
     def _is_at_rest(self, shard: Shard, sessions: Collection[int]) -> bool:
-        """Whether nobody works in this roster, so that nothing can come: servers may then differ in
+        """Whether no worker is in this roster, so that no push can come: servers may then differ in
         what they take for the slowest clock.
         """
         return not sessions and (not self._aggregates or shard.stepped >= self._clocks.slowest)

@@ -36,9 +36,11 @@ POLL_MILLISECONDS = 100
 class ServerNode:
     """One start of one server. `run` returns whether it should be started again."""
 
-    def __init__(self, seat: int, config: ServerConfig, ask: Ask, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, server_id: int, config: ServerConfig, ask: Ask, host: str = "127.0.0.1"
+    ) -> None:
         check_bindable(host)
-        self.seat = seat
+        self.server_id = server_id
         self.stats = NodeStats()
         self._config, self._ask = config, ask
         self._keep = config.consistency.aggregates
@@ -55,7 +57,7 @@ class ServerNode:
         self._early: list[Message] = []  # greetings that wait for a newer view
         self._view = View()
         self._replicator = Replicator(
-            seat,
+            server_id,
             self._inbox.own,
             key=config.key,
             context=self._context,
@@ -104,7 +106,7 @@ class ServerNode:
             self._watcher.close()
             self._context.term()
         if self._failure is not None:
-            raise CommunicationError(f"server {self.seat}: {self._failure}")
+            raise CommunicationError(f"server {self.server_id}: {self._failure}")
         return self._declared_dead
 
     def _loop(self) -> None:
@@ -143,7 +145,7 @@ class ServerNode:
         while not self._stop.is_set():
             answer = self._ask(
                 what,
-                seat=self.seat,
+                server_id=self.server_id,
                 number=self._inbox.own,
                 address=self.address,
                 generation=known.generation,
@@ -209,7 +211,7 @@ class ServerNode:
             self._look_again()
 
     def _is_of_an_earlier_life(self, message: Message) -> bool:
-        """Whether a push with a mark comes late, from a worker that has joined anew since.
+        """Whether a push with a mark comes late, from a worker that has rejoined since.
 
         The new one has been told where the old one was, and nothing may move that any more.
         """
@@ -222,7 +224,7 @@ class ServerNode:
     def _nonsense_is_refused(self, message: Message) -> Iterator[None]:
         """What comes from someone with the key may still be nonsense: it must do no harm.
 
-        Who sent it gets an answer, and needn't wait for ever.
+        Its sender gets an answer, so that it does not wait indefinitely.
         """
         try:
             yield
@@ -294,7 +296,7 @@ class ServerNode:
 
 
 def serve(
-    seat: int,
+    server_id: int,
     config: ServerConfig,
     ask: Ask,
     host: str = "127.0.0.1",
@@ -302,7 +304,7 @@ def serve(
 ) -> None:
     """Run a server until the driver says stop; start again, empty, if it was taken for dead."""
     while True:
-        node = ServerNode(seat, config, ask, host)
+        node = ServerNode(server_id, config, ask, host)
         if on_start is not None:
             on_start(node)
         if not node.run():
@@ -313,9 +315,9 @@ def serve(
 class ServerThread(threading.Thread):
     """Started once. `error` is what ended it, if it was not told to stop."""
 
-    def __init__(self, seat: int, config: ServerConfig, ask: Ask, host: str) -> None:
-        super().__init__(name=f"sparkdml-server-{seat}", daemon=True)
-        self._arguments = seat, config, ask, host
+    def __init__(self, server_id: int, config: ServerConfig, ask: Ask, host: str) -> None:
+        super().__init__(name=f"sparkdml-server-{server_id}", daemon=True)
+        self._arguments = server_id, config, ask, host
         self._node: ServerNode | None = None
         self._stopping = False
         self._lock = threading.Lock()

@@ -69,58 +69,60 @@ class _Replica:
 class Standing(Generic[Token]):
     """What a primary knows of the replicas of one part, and which answers wait for them."""
 
-    def __init__(self, seats: Iterable[int]) -> None:
-        self._replicas = {seat: _Replica() for seat in seats}
+    def __init__(self, server_ids: Iterable[int]) -> None:
+        self._replicas = {server_id: _Replica() for server_id in server_ids}
         self._waiting: deque[tuple[int, Token]] = deque()
 
-    def renewed(self, seats: Iterable[int]) -> Standing[Token]:
-        """For the next generation: `seats` of the same processes as before keep their copies.
+    def renewed(self, server_ids: Iterable[int]) -> Standing[Token]:
+        """For the next generation: servers of the same processes as before keep their copies.
 
         But not while answers wait: what was under way in the old generation may be refused.
         """
-        after: Standing[Token] = Standing(seats)
+        after: Standing[Token] = Standing(server_ids)
         if not self._waiting:
-            for seat, replica in self._replicas.items():
-                if seat in after._replicas and replica.sent == replica.acked:
-                    after._replicas[seat] = replica
+            for server_id, replica in self._replicas.items():
+                if server_id in after._replicas and replica.sent == replica.acked:
+                    after._replicas[server_id] = replica
         after._waiting = self._waiting
         return after
 
     @property
     def followers(self) -> list[int]:
         """Who is sent each change."""
-        return [seat for seat, replica in self._replicas.items() if replica.sent is not None]
+        return [
+            server_id for server_id, replica in self._replicas.items() if replica.sent is not None
+        ]
 
     @property
     def without_copy(self) -> list[int]:
         """Who must be sent a whole copy first."""
-        return [seat for seat, replica in self._replicas.items() if replica.sent is None]
+        return [server_id for server_id, replica in self._replicas.items() if replica.sent is None]
 
     @property
     def committed(self) -> float:
         """The version that every replica has."""
         return min((replica.acked for replica in self._replicas.values()), default=float("inf"))
 
-    def has_copy(self, seat: int) -> bool:
-        replica = self._replicas.get(seat)
+    def has_copy(self, server_id: int) -> bool:
+        replica = self._replicas.get(server_id)
         return replica is None or replica.acked >= 0
 
-    def sent(self, seat: int, version: int) -> None:
-        self._replicas[seat].sent = version
+    def sent(self, server_id: int, version: int) -> None:
+        self._replicas[server_id].sent = version
 
-    def lost_track(self, seat: int) -> None:
+    def lost_track(self, server_id: int) -> None:
         """It refused, or was silent for too long: it gets a whole copy again."""
-        if seat in self._replicas:
-            self._replicas[seat].sent = None
+        if server_id in self._replicas:
+            self._replicas[server_id].sent = None
 
     def wait(self, version: int, token: Token) -> list[Token]:
         """Let an answer wait for `version`; those that need wait no more."""
         self._waiting.append((version, token))
         return self._committed_tokens()
 
-    def acknowledged(self, seat: int, version: int) -> list[Token]:
+    def acknowledged(self, server_id: int, version: int) -> list[Token]:
         """A replica has everything up to `version`; the answers that may go now."""
-        replica = self._replicas.get(seat)
+        replica = self._replicas.get(server_id)
         if replica is not None:
             replica.acked = max(replica.acked, version)
         return self._committed_tokens()

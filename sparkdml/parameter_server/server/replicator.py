@@ -42,7 +42,7 @@ class Replicator:
 
     def __init__(
         self,
-        seat: int,
+        server_id: int,
         own: int,
         key: JobKey,
         context: zmq.Context[zmq.Socket[bytes]],
@@ -51,7 +51,7 @@ class Replicator:
         stats: NodeStats,
         look_again: Callable[[], None],
     ) -> None:
-        self._seat, self._own, self._key, self._context = seat, own, key, context
+        self._server_id, self._own, self._key, self._context = server_id, own, key, context
         self._watcher = watcher
         self._shards, self._stats, self._look_again = shards, stats, look_again
         self._view = View()
@@ -69,7 +69,7 @@ class Replicator:
         return 0 if self._unsettled else self._view.generation
 
     def is_primary(self, key: Key) -> bool:
-        return self._seat in self._view.servers and self._view.primary(key) == self._seat
+        return self._server_id in self._view.servers and self._view.primary(key) == self._server_id
 
     @property
     def parts(self) -> list[Key]:
@@ -79,14 +79,14 @@ class Replicator:
     def adopt(self, view: View) -> None:
         """Make a new generation true as far as this server is concerned."""
         old, self._view = self._view, view
-        for seat, member in old.members.items():
-            if view.members.get(seat) != member and seat in self._outboxes:
-                gone = self._outboxes.pop(seat)
+        for server_id, member in old.members.items():
+            if view.members.get(server_id) != member and server_id in self._outboxes:
+                gone = self._outboxes.pop(server_id)
                 self._watcher.remove(gone.socket)
                 gone.close()
-        for seat, member in view.members.items():
-            if seat != self._seat and seat not in self._outboxes:
-                self._outboxes[seat] = Outbox(
+        for server_id, member in view.members.items():
+            if server_id != self._server_id and server_id not in self._outboxes:
+                self._outboxes[server_id] = Outbox(
                     self._context,
                     member.address,
                     own=self._own,
@@ -94,13 +94,17 @@ class Replicator:
                     key=self._key,
                     dropped=self._stats.dropped,
                 )
-                self._watcher.add(self._outboxes[seat].socket)
+                self._watcher.add(self._outboxes[server_id].socket)
         self._queue.clear()
         self._to_copy.clear()
         self._copying.clear()
         self._unsettled.clear()
         self._waiting_since.clear()
-        same = {seat for seat in view.members if old.members.get(seat) == view.members[seat]}
+        same = {
+            server_id
+            for server_id in view.members
+            if old.members.get(server_id) == view.members[server_id]
+        }
         for key in list(self._shards):
             self._stand(key, same)
         for key in [key for key in self._standings if key not in self._shards]:
@@ -109,18 +113,18 @@ class Replicator:
     def _stand(self, key: Key, same: set[int]) -> None:
         replicas = self._view.replicas(key)
         standing = self._standings.pop(key, None)
-        if self._seat not in replicas:
+        if self._server_id not in replicas:
             del self._shards[key]
-        if self._seat != replicas[0]:
+        if self._server_id != replicas[0]:
             for token in standing.give_up() if standing else []:
                 token(False)
             return
         if standing is None:
             standing = Standing(replicas[1:])
         else:
-            for seat in replicas[1:]:
-                if seat not in same:
-                    standing.lost_track(seat)
+            for server_id in replicas[1:]:
+                if server_id not in same:
+                    standing.lost_track(server_id)
             standing = standing.renewed(replicas[1:])
         self._standings[key] = standing
         self._copy_where_missing(key)
@@ -130,10 +134,10 @@ class Replicator:
         self._release(key, standing.acknowledged(-1, -1))
 
     def _copy_where_missing(self, key: Key) -> None:
-        for seat in self._standings[key].without_copy:
-            if (key, seat) not in self._unsettled:
-                self._unsettled.add((key, seat))
-                self._to_copy.append((key, seat))
+        for server_id in self._standings[key].without_copy:
+            if (key, server_id) not in self._unsettled:
+                self._unsettled.add((key, server_id))
+                self._to_copy.append((key, server_id))
 
     # The primary's side -------------------------------------------------------------------------
 
@@ -144,8 +148,8 @@ class Replicator:
         standing = self._standings.get(key)
         if standing is None:
             standing = self._standings[key] = Standing(self._view.replicas(key)[1:])
-        for seat in standing.followers:
-            standing.lost_track(seat)
+        for server_id in standing.followers:
+            standing.lost_track(server_id)
         self._copy_where_missing(key)
         self.wait(key, shard.version, token)
 
@@ -155,9 +159,9 @@ class Replicator:
         shard.generation = self._view.generation
         standing = self._standings[key]
         entry.version, entry.generation = shard.version, before
-        for seat in standing.followers:
-            standing.sent(seat, shard.version)
-            self._queue[seat].append(entry)
+        for server_id in standing.followers:
+            standing.sent(server_id, shard.version)
+            self._queue[server_id].append(entry)
         if token is not None:
             self.wait(key, shard.version, token)
 
@@ -176,8 +180,8 @@ class Replicator:
 
     def flush(self) -> None:
         """Send what has gathered: changes first, then copies, which have later ones in them."""
-        for seat, entries in self._queue.items():
-            outbox = self._outboxes.get(seat)
+        for server_id, entries in self._queue.items():
+            outbox = self._outboxes.get(server_id)
             while entries and outbox is not None:
                 batch = _first_of(entries)
                 del entries[: len(batch)]
@@ -186,43 +190,43 @@ class Replicator:
         while self._to_copy and len(self._copying) < COPIES_UNDER_WAY:
             self._send_copy(*self._to_copy.popleft())
 
-    def _send_copy(self, key: Key, seat: int) -> None:
+    def _send_copy(self, key: Key, server_id: int) -> None:
         shard, standing = self._shards.get(key), self._standings.get(key)
-        if shard is None or standing is None or seat not in self._outboxes:
+        if shard is None or standing is None or server_id not in self._outboxes:
             return
         text, entries = shard.to_parts()
         message = Message(Kind.INSTALL, entries, generation=self._view.generation, text=text)
-        self._outboxes[seat].send(message)
-        standing.sent(seat, shard.version)
-        self._copying[key, seat] = time.monotonic()
+        self._outboxes[server_id].send(message)
+        standing.sent(server_id, shard.version)
+        self._copying[key, server_id] = time.monotonic()
         self._stats.installs += 1
 
     def receive(self, ready: set[object]) -> None:
         """Take the replicas' answers, from the ends that have some."""
-        for seat, outbox in list(self._outboxes.items()):
+        for server_id, outbox in list(self._outboxes.items()):
             while outbox.socket in ready and (message := outbox.receive()) is not None:
                 if message.generation > self._view.generation:
                     self._look_again()
                 for entry in message.entries:
                     if message.generation == self._view.generation:
-                        self._take_answer(seat, entry)
-                    elif (entry.key, seat) in self._copying:
+                        self._take_answer(server_id, entry)
+                    elif (entry.key, server_id) in self._copying:
                         # It is about to hear of this generation: try again soon.
                         soon = time.monotonic() - REPLICA_RESEND_SECONDS + BEHIND_SECONDS
-                        self._copying[entry.key, seat] = soon
+                        self._copying[entry.key, server_id] = soon
 
-    def _take_answer(self, seat: int, entry: Entry) -> None:
+    def _take_answer(self, server_id: int, entry: Entry) -> None:
         standing = self._standings.get(entry.key)
         if standing is None:
             return
-        self._copying.pop((entry.key, seat), None)
+        self._copying.pop((entry.key, server_id), None)
         if entry.status == Status.OK:
-            self._release(entry.key, standing.acknowledged(seat, entry.version))
-            if standing.has_copy(seat):
-                self._unsettled.discard((entry.key, seat))
+            self._release(entry.key, standing.acknowledged(server_id, entry.version))
+            if standing.has_copy(server_id):
+                self._unsettled.discard((entry.key, server_id))
         else:
-            standing.lost_track(seat)
-            self._unsettled.discard((entry.key, seat))
+            standing.lost_track(server_id)
+            self._unsettled.discard((entry.key, server_id))
             self._copy_where_missing(entry.key)
 
     def resend(self) -> None:
@@ -230,17 +234,17 @@ class Replicator:
         if not self._copying and not self._waiting_since:
             return
         late = time.monotonic() - REPLICA_RESEND_SECONDS
-        for (key, seat), sent_at in list(self._copying.items()):
+        for (key, server_id), sent_at in list(self._copying.items()):
             if sent_at < late:
-                del self._copying[key, seat]
-                self._to_copy.append((key, seat))
+                del self._copying[key, server_id]
+                self._to_copy.append((key, server_id))
         copying = {key for key, _ in self._copying} | {key for key, _ in self._to_copy}
         for key, since in self._waiting_since.items():
             if since < late and key not in copying:
                 standing = self._standings[key]
-                for seat in standing.followers:
-                    standing.lost_track(seat)
-                    self._unsettled.discard((key, seat))
+                for server_id in standing.followers:
+                    standing.lost_track(server_id)
+                    self._unsettled.discard((key, server_id))
                 self._copy_where_missing(key)
 
     # The replica's side -------------------------------------------------------------------------

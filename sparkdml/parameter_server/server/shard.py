@@ -2,10 +2,10 @@
 
 Every change counts up `version`; two copies with the same version, changed last in the same
 generation, are alike. A push carries its number among its worker's pushes to this part, and is
-taken only in order, so that it is never applied twice and none is left out, whoever serves it.
-These numbers begin anew with a client. A push may bear a mark, too, which must not: of one worker's
-marks only growing ones are taken, so what it pushes once more after a restart does nothing where it
-had come through before.
+taken only in order, so that it is never applied twice and none is left out, whichever server is the
+primary. These numbers restart with a client. A push may bear a mark, too, which must not: of one
+worker's marks only growing ones are taken, so what it pushes once more after a restart does nothing
+where it had come through before.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Shard:
         weight = sum(push.weight for push in pushes)
         pushes = [push for push in pushes if push.values is not None]
         if not pushes or (weight == 0 and not self.updater.additive):
-            return  # nobody had an example
+            return  # no worker had an example
         rows, total = _sum(pushes, self.values)
         if not self.updater.additive and weight != 1.0:
             total = total / weight

@@ -31,7 +31,7 @@ def new_number() -> int:
 
 
 class Inbox:
-    """A server's end: anybody with the job's key may send, and gets answers."""
+    """A server's end, which answers every client that has the job's key."""
 
     def __init__(
         self,
@@ -231,7 +231,8 @@ class Waker:
         return self._ours.fileno()
 
     def wake(self) -> None:
-        # A full buffer means that it is awake already; a closed one, that nobody is left to wake.
+        # A full buffer means that it is awake already; a closed one, that there is no thread left
+        # to wake.
         with contextlib.suppress(OSError):
             self._theirs.send(b"!")
 
@@ -266,7 +267,7 @@ def own_address(host: str, port: int) -> str:
 def check_bindable(host: str) -> None:
     if host in ("", "*", "0.0.0.0", "::"):
         raise CommunicationError(
-            f"a server must bind to the job's interface, not to {host!r}: everybody could reach it"
+            f"a server must bind to the job's interface, not to {host!r}, which any host can reach"
         )
 
 

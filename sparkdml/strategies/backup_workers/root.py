@@ -49,7 +49,7 @@ class Root:
     step: int = 0  # the one that gradients are collected for
     num_dropped: int = 0  # gradients
     _arrived: dict[int, Gradient] = field(default_factory=dict)
-    _sums: dict[int, Gradient] = field(default_factory=dict)  # of steps that somebody still needs
+    _sums: dict[int, Gradient] = field(default_factory=dict)  # of steps that a rank still needs
     _at: dict[int, int] = field(default_factory=dict)  # the step that each rank is computing
     _late: set[int] = field(default_factory=set)  # ranks whose last gradient in a race was dropped
     _late_votes: Tensor | None = None
@@ -98,7 +98,7 @@ class Root:
         self._late_votes = votes.clone() if self._late_votes is None else self._late_votes + votes
 
     def _finish_step(self) -> None:
-        if self._num_with_rows() >= self.num_needed:  # else they had nobody to be quicker than
+        if self._num_with_rows() >= self.num_needed:  # else there was no slower rank
             self._late.difference_update(self._arrived)
         ranks = sorted(self._arrived)  # added in rank order: the same bits for the same arrivals
         parts = zip(*(self._arrived[rank] for rank in ranks), strict=True)
@@ -210,7 +210,7 @@ class NearRoot:
         self._thread = threading.Thread(target=self._receive, name="sparkdml-root", daemon=True)
 
     def send(self, step: int) -> Iterator[None]:
-        # Cloned: the buckets are filled anew while the root may still hold the gradient.
+        # Cloned: the buckets are refilled while the root may still hold the gradient.
         self.root.arrive(0, step, [bucket.to("cpu", copy=True) for bucket in self._buckets])
         for gradient in self._wait():
             for bucket, part in zip(self._buckets, gradient, strict=True):

@@ -1,6 +1,6 @@
 """Synchronous SGD with backup workers: n + b compute, the first n gradients of a step count.
 
-Later ones are dropped, and whoever sent them goes on with the current parameters (Chen et al. 2016,
+Later ones are dropped, and their senders continue with the current parameters (Chen et al. 2016,
 "Revisiting distributed synchronous SGD", arXiv 1604.00981). The rows of a dropped gradient are
 skipped in that epoch, as are the rows that slow workers have left when n workers have none. One
 that has more rows than others and keeps up with them is waited for: nothing of it is skipped.
@@ -59,7 +59,7 @@ class BackupWorkers(Strategy):
                     training.task.grad(batch)
                     training.clock.lap("compute")
                     if not self._apply_sums(training, epoch, root):
-                        break  # nobody had a row left, of those who came first
+                        break  # none of the first ranks had a row left
                 self._count_skipped(training, epoch)
 
     def _open(self, training: Training) -> Ask:

@@ -1,4 +1,4 @@
-"""AD-PSGD: nobody waits. Steps on a replica of one's own, averaged in pairs on the side.
+"""AD-PSGD: steps on local replicas, averaged in pairs in the background, without waiting.
 
 Each rank takes its gradient at a copy of its replica, adds the step to the replica as it is by
 then, and averages with a random partner while it computes the next (Lian et al. 2018, "Asynchronous
@@ -38,15 +38,15 @@ from sparkdml.training.training import Training, TrainingPlan
 class ADPSGD(Strategy):
     """Asynchronous averaging in pairs; the model is the average over ranks.
 
-    Slow ranks hold nobody up: the rows move to quick ones, and each comes once an epoch. Which rank
-    trains on which rows, and when it averages with whom, depends on timing: two runs differ.
+    Slow ranks don't delay others: rows move to fast ranks, and each counts once per epoch. Which
+    rank trains on which rows, and when it averages with whom, depends on timing: two runs differ.
     The history has the replicas' distance from their average, as `consensus_distance`. All rows are
     read from Spark before the first step.
 
     Args:
         every: after how many steps, of each rank on average, all ranks meet. To callbacks, the
-            history's `steps`, checkpoints and requests to stop, what lies between two meetings is
-            one step.
+            history's `steps`, checkpoints and requests to stop, what lies between two
+            synchronizations is one step.
         seed: of the choice of partners.
         backend: "horovod", "torch", "mpi", or "auto", as in `AllReduce`. Partners' messages
             go by torch.
@@ -78,26 +78,26 @@ class ADPSGD(Strategy):
             for epoch in training.epochs(self):
                 self._replica.set(task.params.values)  # of a checkpoint, perhaps
                 training.ctx.leases.begin(training.request(epoch))
-                comm.barrier()  # nobody averages with one that has not begun, or wants its rows
+                comm.barrier()  # no rank averages with one that has not begun, or needs its rows
                 for batches in epoch.rounds_of(self._rounds(training, epoch)):
                     own = self._train(training, batches, exchange)
                     exchange.rest()
                     if not epoch.count(self._meet(training, epoch, own)):
-                        break  # nobody had a row left
+                        break  # no rank had a row left
                     training.clock.lap("communication")
                     training.spans.lap("communication")
                     epoch.tick()
                 epoch.measured[CONSENSUS_DISTANCE] = self._replicas.judge_average()
 
     def _rounds(self, training: Training, epoch: Epoch) -> Iterator[Iterator[Batch]]:
-        """What this rank is given of the rows between two meetings."""
+        """This rank's rows between two synchronizations."""
         rows = self.every * training.global_batch
-        for meeting in count(1):
-            request = replace(training.request(epoch), until=meeting * rows)
+        for number in count(1):
+            request = replace(training.request(epoch), until=number * rows)
             yield training.ctx.leases.batches(request)
 
     def _train(self, training: Training, batches: Iterator[Batch], exchange: Exchange) -> Tensor:
-        """Steps until the next meeting; the sums of their stats."""
+        """Make steps until the next synchronization; return the sums of their stats."""
         task, values = training.task, training.task.params.values
         sums = torch.zeros_like(task.params.stats, dtype=torch.float64)
         for batch in batches:
@@ -106,7 +106,7 @@ class ADPSGD(Strategy):
             sums += task.params.stats
             own = task.totals()
             if not math.isfinite(own.loss):
-                break  # for all to see at the meeting
+                break  # raised on all ranks at the synchronization
             before = values.clone()
             task.apply(own)
             self._replica.add(values - before)

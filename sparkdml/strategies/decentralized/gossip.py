@@ -95,7 +95,7 @@ class Gossip(Strategy):
                     clock.lap("communication")
                     training.spans.lap("communication")
                     if not epoch.count(totals):
-                        break  # nobody had a row left
+                        break  # no rank had a row left
                     mixer.mix()
                     task.apply(own)
                     training.spans.lap("optimizer")

@@ -1,10 +1,10 @@
 """The loop of strategies whose workers take steps of their own, and meet now and then.
 
-A round is up to `steps` batches of each rank, with the rank's own optimizer and without a word to
-the others, then a meeting. To all else (the history's `steps`, callbacks, checkpoints, requests to
-stop) a round is one step: it is counted and ticked at the meeting, when every rank is there. A rank
-that has run out of rows waits at the meeting; a meeting to which nobody brings a row is the end of
-the epoch. Models are averaged by the rows that each rank has trained on since the last meeting, so
+A round is up to `steps` batches of each rank, with the rank's own optimizer and no communication,
+and then a synchronization. To all else (the history's `steps`, callbacks, checkpoints, requests to
+stop) a round is one step, counted at its synchronization, which all ranks enter. A rank that has
+run out of rows waits there; a synchronization to which no rank brings a row is the end of the
+epoch. Models are averaged by the rows that each rank has trained on since the last one, so
 a rank without rows has no say, and equal parts have equal ones, as in the papers.
 """
 
@@ -33,13 +33,13 @@ OptimizerState = Literal["keep", "reset"]
 
 
 class LocalStrategy(Strategy):
-    """Steps of each rank's own, then a meeting.
+    """Local steps of each rank, then a synchronization.
 
     Args:
-        steps: batches of each rank between two meetings.
+        steps: batches of each rank between two synchronizations.
         optimizer_state: "keep" what the rank's own optimizer has gathered (momentum, Adam's
-            moments) from one round to the next, or "reset" it at each meeting. It is never
-            averaged; in a run that goes on with another number of workers all begin with the mean.
+            moments) from one round to the next, or "reset" it at each round. It is never
+            averaged; in a run that resumes with another number of workers all begin with the mean.
         backend: of the communicator.
     """
 
@@ -78,7 +78,7 @@ class LocalStrategy(Strategy):
                 rows = task.totals(own).rows
                 totals = task.totals(self._comm.allreduce_(own))
                 if not epoch.count(totals):
-                    break  # nobody had a row left
+                    break  # no rank had a row left
                 self.meet(rows / totals.rows)
                 self._end_round(training)
                 clock.lap("communication")
@@ -94,7 +94,7 @@ class LocalStrategy(Strategy):
             sums += task.params.stats
             own = task.totals()
             if not math.isfinite(own.loss):
-                break  # for all to see at the meeting
+                break  # raised on all ranks at the synchronization
             task.apply(own)
             training.clock.lap("compute")
             training.spans.lap("optimizer")

@@ -34,18 +34,18 @@ def draw_together_(
 
 
 class EASGD(LocalStrategy):
-    """Let the workers' models differ, drawn to a centre every so many steps; the centre is kept.
+    """Let the workers' models differ, pulled to a center every few steps; the center is the result.
 
     With one worker, `steps=1` and `rho` = 1/2 of the inverse learning rate, it equals SGD with half
     the rate.
 
     Args:
-        steps: steps of each worker between two meetings.
+        steps: steps of each worker between two synchronizations.
         rho: how hard the spring pulls: alpha = learning rate * rho of the way between a model and
             the centre, and n * alpha, which must be at most 1, of the centre's way to the mean of
             n models. None: the paper's choice, 0.9 / n and 0.9.
         optimizer_state: "keep" or "reset" the momentum of each worker's own optimizer at each
-            meeting.
+            synchronization.
         backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
     """
 

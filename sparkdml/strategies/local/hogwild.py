@@ -1,13 +1,13 @@
 """Hogwild: the workers of one host step on the same parameters, in memory, without a lock.
 
 Each worker computes gradients of its own batches and lets its optimizer change the parameters that
-all workers share. Nobody waits: a worker may read what another is writing, and two that add to one
+all workers share. No worker waits: one may read what another is writing, and two that add to one
 number at the same moment may lose one of the additions. Where gradients are sparse or steps are
 small that hardly matters. (Niu et al. 2011, "Hogwild!: a lock-free approach to parallelizing
 stochastic gradient descent".)
 
 Every `steps` batches the workers meet, to count, to make checkpoints and to be stopped; between two
-meetings the parameters are in shared memory, at a meeting each worker has a copy of its own, so
+synchronizations the parameters are in shared memory, at one each worker has its own copy, so
 that nothing moves while it is looked at.
 """
 
@@ -34,10 +34,10 @@ class Hogwild(LocalStrategy):
     """Lock-free steps on parameters in shared memory; for workers of one host, on the CPU.
 
     Args:
-        steps: batches of each worker between two meetings. History, callbacks and checkpoints see
-            a round as one step.
+        steps: batches of each worker between two synchronizations. History, callbacks and
+            checkpoints see a round as one step.
         optimizer_state: "keep" each worker's own momentum from round to round, or "reset" it.
-        backend: of the communicator that meetings use.
+        backend: of the communicator for synchronizations.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Hogwild(LocalStrategy):
 
     def run(self, role: str, training: Training) -> None:
         super().run(role, training)
-        del self._shared  # the last round has left everybody with a copy
+        del self._shared  # the last round has left all workers with a copy
 
     def _train(self, training: Training, batches: Iterator[Batch]) -> Tensor:
         """A round on the shared parameters; a worker without rows stays on its copy."""
         params = training.task.params
-        self._comm.barrier()  # everybody has left the last meeting, with a copy
+        self._comm.barrier()  # all workers have a copy from the last round
         if self._comm.rank == 0:
             self._shared.copy_(params.values)  # callbacks may have changed it
         self._comm.barrier()
@@ -75,7 +75,7 @@ class Hogwild(LocalStrategy):
         return super()._train(training, batches)
 
     def meet(self, share: float) -> None:
-        """Everybody has stopped."""
+        """Called when all workers have stopped."""
         self._task.params.rebind(self._shared.clone())
 
     def __repr__(self) -> str:

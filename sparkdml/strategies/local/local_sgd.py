@@ -10,7 +10,7 @@ from sparkdml.strategies.local.base import LocalStrategy, OptimizerState
 
 
 class LocalSGD(LocalStrategy):
-    """Average the models of all workers every so many steps.
+    """Average the models of all workers every few steps.
 
     With `steps=1` and an optimizer without memory it equals `AllReduce`.
 

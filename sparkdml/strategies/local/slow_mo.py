@@ -31,7 +31,7 @@ def slow_step_(
 
 
 class SlowMo(LocalStrategy):
-    """Average the models of all workers every so many steps, then move on with slow momentum.
+    """Average the models of all workers every few steps, and apply slow momentum.
 
     With `steps=1`, `momentum=0`, `lr=1` and an optimizer without memory it equals `AllReduce`.
 

@@ -107,7 +107,7 @@ class SecondOrder(Strategy):
         self.objective = FullObjective(training, self.l2)
         for epoch in training.epochs(self):
             if epoch.steps or training.is_replayed:
-                continue  # a run that goes on from here has made this epoch's step already
+                continue  # a resumed run has already made this epoch's step
             epoch.begin_step()
             here = self._here
             if here is None:
@@ -128,7 +128,7 @@ class SecondOrder(Strategy):
         """The next point, and where it is the last one, why."""
         epoch.measured["step_length"] = 0.0
         if here.steepness <= self.tolerance:
-            # Known from an earlier step, perhaps, in which somebody asked for something.
+            # Perhaps known from an earlier step, in which a rank requested it.
             found: Evaluation | None = replace(here, totals=here.totals.without_votes())
         else:
             found = self.iterate(epoch, here)

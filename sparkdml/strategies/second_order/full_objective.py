@@ -179,7 +179,7 @@ class FullObjective:
         return 1.0 if objective is not None and objective.is_sum else totals.weight
 
     def _rows(self, numbers: Tensor) -> list[list[float]]:
-        """Everybody's numbers. A table of zeros but for one row adds up exactly in any order."""
+        """Gather all ranks' numbers, exactly: as a sum of tables with one nonzero row each."""
         table = numbers.new_zeros(self._comm.size, numbers.numel())
         table[self._comm.rank] = numbers
         rows: list[list[float]] = self._comm.allreduce_(table).tolist()

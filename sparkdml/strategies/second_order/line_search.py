@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 DECREASE = 1e-4  # of what the slope promises, at least
 CURVATURE = 0.9  # how much of the slope may be left
-WIDEN = 2.5  # a step that is too short is made so many times longer
+WIDEN = 2.5  # the factor by which a step that is too short is extended
 MARGIN = 0.1  # of an interval, from its ends: closer than this nothing is tried
 
 

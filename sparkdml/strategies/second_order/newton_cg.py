@@ -37,7 +37,7 @@ class NewtonCG(SecondOrder):
         max_products: of one iteration with the Hessian, each a pass over the data.
         max_trials: of one line search, each a pass over the data.
         backups: whether a rank that is done with its rows computes those that a slow one has not
-            come to, so that nobody waits for more than the batch it is at. Costs a question to the
+            come to, so that no rank waits for more than its current batch. Costs a question to the
             driver for every batch, and then two runs agree to rounding, no longer to the bit.
         backend: "horovod", "torch", "mpi", or "auto" for Horovod where it is installed.
     """

@@ -59,7 +59,7 @@ class Callback:
     def on_epoch_start(self, training: TrainingRun) -> None:
         """Before the epoch's first step: `training.epoch.number` counts from 0.
 
-        In a run that goes on from the middle of an epoch, that epoch has started already.
+        In a run that resumes in the middle of an epoch, that epoch has already started.
         """
 
     def on_step_start(self, training: TrainingRun) -> None:
@@ -69,7 +69,7 @@ class Callback:
     def on_gradient(self, training: TrainingRun) -> None:
         """Between agreement and optimizer: `training.task.params.grads` is the mean over all
         ranks' rows, before it is clipped. Not called in a step that moves nothing. Where workers
-        take steps of their own between two meetings (LocalSGD and its like), it is called before
+        take local steps between two synchronizations (LocalSGD and its like), it is called before
         each of them, with this rank's own gradient."""
 
     def on_step_end(self, training: TrainingRun) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class EMA(Callback):
     """Validate and end with a moving average of the weights of all steps.
 
-    Training itself goes on with the weights as they are. Buffers, such as BatchNorm's statistics,
+    Training itself continues with the unaveraged weights. Buffers, such as BatchNorm's statistics,
     are not averaged.
 
     Args:

@@ -34,7 +34,7 @@ class LearningRateSchedule(Callback):
             `partial(torch.optim.lr_scheduler.StepLR, step_size=10)`; with several optimizers it is
             called for each, or a dict of functions by name. None: warm-up and scaling alone.
         per: call the scheduler after every "step" or after every "epoch".
-        warmup_steps: so many steps, the rate rises in equal parts to what the scheduler says:
+        warmup_steps: the steps in which the rate rises linearly to the scheduler's value:
             from 0, or with `scale_with_workers` from the rate that one worker would have.
         scale_with_workers: multiply the rate by the number of workers that the run began with.
         monitor: the column of the history that `ReduceLROnPlateau` looks at.

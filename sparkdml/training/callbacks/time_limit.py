@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class TimeLimit(Callback):
-    """End the run, in the middle of an epoch if need be, after so many seconds of training.
+    """End the run, if necessary in the middle of an epoch, after `seconds` of training.
 
     The first rank whose time is up is enough. The time counts on through restarts after failures.
-    With checkpoints, calling fit again goes on from there for as long again.
+    With checkpoints, another fit resumes it for as long again.
 
     Args:
         seconds: from the start of the first epoch on.

@@ -36,7 +36,7 @@ class View:
     def replicas(self) -> tuple[int, ...]:
         owners = self.servers[:REPLICATION]
         future = tuple(sorted(self.servers + self.joining))[:REPLICATION]
-        return owners + tuple(seat for seat in future if seat in self.joining)
+        return owners + tuple(server_id for server_id in future if server_id in self.joining)
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Server:
 
     def standing(self) -> Standing[int]:
         assert self.replicas is not None
-        standing: Standing[int] = Standing(seat for seat, _, _ in self.replicas)
-        for seat, sent, acked in self.replicas:
-            standing._replicas[seat].sent, standing._replicas[seat].acked = sent, acked
+        standing: Standing[int] = Standing(server_id for server_id, _, _ in self.replicas)
+        for server_id, sent, acked in self.replicas:
+            standing._replicas[server_id].sent, standing._replicas[server_id].acked = sent, acked
         standing._waiting.extend(self.waiting)
         return standing
 
@@ -75,17 +75,17 @@ class World:
     copies: int = 0
     sent: int = 0
 
-    def put(self, seat: int, server: Server | None, *messages: Message) -> World:
-        servers = (*self.servers[:seat], server, *self.servers[seat + 1 :])
+    def put(self, server_id: int, server: Server | None, *messages: Message) -> World:
+        servers = (*self.servers[:server_id], server, *self.servers[server_id + 1 :])
         return replace(self, servers=servers, messages=self.messages | set(messages))
 
 
 def start(num_servers: int, room: int, **budget: int) -> World:
     view = View(1, tuple(range(num_servers)))
     servers: list[Server | None] = [None] * room
-    for seat in range(num_servers):
-        has_copy = seat in view.replicas
-        servers[seat] = Server(view, ((1, 0), ()) if has_copy else None)
+    for server_id in range(num_servers):
+        has_copy = server_id in view.replicas
+        servers[server_id] = Server(view, ((1, 0), ()) if has_copy else None)
     primary = servers[0]
     assert primary is not None
     servers[0] = replace(primary, replicas=tuple((s, 0, 0) for s in view.replicas[1:]))
@@ -98,13 +98,13 @@ def start(num_servers: int, room: int, **budget: int) -> World:
 def successors(world: World, num_pushes: int) -> Iterator[World]:
     yield from worker(world, num_pushes)
     yield from membership(world)
-    for seat, server in enumerate(world.servers):
+    for server_id, server in enumerate(world.servers):
         if server is not None:
-            if server.view != world.view and seat in world.view.servers + world.view.joining:
-                yield adopt(world, seat, server)
+            if server.view != world.view and server_id in world.view.servers + world.view.joining:
+                yield adopt(world, server_id, server)
             if world.copies and server.waiting:
                 left = world.copies - 1
-                yield replace(send_copies(world, seat, server, again=True), copies=left)
+                yield replace(send_copies(world, server_id, server, again=True), copies=left)
     for message in world.messages:
         yield deliver(replace(world, messages=world.messages - {message}), message)
 
@@ -126,26 +126,32 @@ def worker(world: World, num_pushes: int) -> Iterator[World]:
 
 def membership(world: World) -> Iterator[World]:
     view = world.view
-    running = [seat for seat, server in enumerate(world.servers) if server is not None]
+    running = [server_id for server_id, server in enumerate(world.servers) if server is not None]
     whole = settled(world)
-    for seat in view.servers + view.joining:
-        alive = world.servers[seat] is not None
+    for server_id in view.servers + view.joining:
+        alive = world.servers[server_id] is not None
         # With two replicas a second loss before the first is mended is more than can be borne.
-        if alive and world.crashes and (whole or seat in view.joining):
-            yield replace(world.put(seat, None), crashes=world.crashes - 1)
+        if alive and world.crashes and (whole or server_id in view.joining):
+            yield replace(world.put(server_id, None), crashes=world.crashes - 1)
         suspected = alive and world.suspicions and whole
         if (not alive or suspected) and len(view.servers) > 1:
             kept = View(
                 view.generation + 1,
-                tuple(s for s in view.servers if s != seat),
-                tuple(s for s in view.joining if s != seat),
+                tuple(s for s in view.servers if s != server_id),
+                tuple(s for s in view.joining if s != server_id),
             )
             yield replace(world, view=kept, suspicions=world.suspicions - bool(suspected))
-    for seat in range(len(world.servers)):
-        if world.joins and seat not in running and seat not in view.servers + view.joining:
-            wider = replace(view, generation=view.generation + 1, joining=(*view.joining, seat))
+    for server_id in range(len(world.servers)):
+        if (
+            world.joins
+            and server_id not in running
+            and server_id not in view.servers + view.joining
+        ):
+            wider = replace(
+                view, generation=view.generation + 1, joining=(*view.joining, server_id)
+            )
             joined = replace(world, view=wider, joins=world.joins - 1)
-            yield joined.put(seat, Server(wider))
+            yield joined.put(server_id, Server(wider))
     if view.joining and whole:
         servers = tuple(sorted(view.servers + view.joining))
         yield replace(world, view=View(view.generation + 1, servers))
@@ -156,16 +162,16 @@ def settled(world: World) -> bool:
     primary = world.servers[world.view.replicas[0]]
     if primary is None or primary.view != world.view or primary.replicas is None:
         return False
-    return all(primary.standing().has_copy(seat) for seat in world.view.replicas)
+    return all(primary.standing().has_copy(server_id) for server_id in world.view.replicas)
 
 
-def adopt(world: World, seat: int, server: Server) -> World:
+def adopt(world: World, server_id: int, server: Server) -> World:
     old, view = server.view, world.view
     server = replace(server, view=view)
-    if seat not in view.replicas:
-        return world.put(seat, replace(server, copy=None).with_standing(None))
-    if seat != view.replicas[0] or server.copy is None:
-        return world.put(seat, server.with_standing(None))
+    if server_id not in view.replicas:
+        return world.put(server_id, replace(server, copy=None).with_standing(None))
+    if server_id != view.replicas[0] or server.copy is None:
+        return world.put(server_id, server.with_standing(None))
     if server.replicas is None:
         standing: Standing[int] = Standing(view.replicas[1:])
     else:
@@ -174,10 +180,10 @@ def adopt(world: World, seat: int, server: Server) -> World:
             if other not in old.replicas:
                 standing.lost_track(other)
         standing = standing.renewed(view.replicas[1:])
-    return send_copies(world, seat, server.with_standing(standing))
+    return send_copies(world, server_id, server.with_standing(standing))
 
 
-def send_copies(world: World, seat: int, server: Server, again: bool = False) -> World:
+def send_copies(world: World, server_id: int, server: Server, again: bool = False) -> World:
     standing = server.standing()
     assert server.copy is not None
     (_, version), _ = server.copy
@@ -186,10 +192,10 @@ def send_copies(world: World, seat: int, server: Server, again: bool = False) ->
             standing.lost_track(other)
     messages: list[Message] = []
     for other in standing.without_copy:
-        messages.append(("copy", other, server.view.generation, seat, server.copy))
+        messages.append(("copy", other, server.view.generation, server_id, server.copy))
         standing.sent(other, version)
     world = acknowledge(world, standing.acknowledged(-1, -1))
-    return world.put(seat, server.with_standing(standing), *messages)
+    return world.put(server_id, server.with_standing(standing), *messages)
 
 
 def acknowledge(world: World, numbers: list[int]) -> World:
@@ -207,8 +213,8 @@ def deliver(world: World, message: Message) -> World:
     return handle[str(kind)](world, to, server, *message[2:])  # type: ignore[operator]
 
 
-def take_push(world: World, seat: int, server: Server, number: int) -> World:
-    if seat != server.view.replicas[0] or server.copy is None or server.replicas is None:
+def take_push(world: World, server_id: int, server: Server, number: int) -> World:
+    if server_id != server.view.replicas[0] or server.copy is None or server.replicas is None:
         return world  # "moved": the worker will look again
     (before, version), applied = server.copy
     standing = server.standing()
@@ -220,15 +226,21 @@ def take_push(world: World, seat: int, server: Server, number: int) -> World:
         version, stamp = version + 1, (before, version)
         server = replace(server, copy=((server.view.generation, version), (*applied, number)))
         for other in standing.followers:
-            change = ("change", other, server.view.generation, seat, stamp, number)
+            change = ("change", other, server.view.generation, server_id, stamp, number)
             messages.append(change)
             standing.sent(other, version)
     world = acknowledge(world, standing.wait(version, number))
-    return world.put(seat, server.with_standing(standing), *messages)
+    return world.put(server_id, server.with_standing(standing), *messages)
 
 
 def take_change(
-    world: World, seat: int, server: Server, generation: int, primary: int, before: Stamp, n: int
+    world: World,
+    server_id: int,
+    server: Server,
+    generation: int,
+    primary: int,
+    before: Stamp,
+    n: int,
 ) -> World:
     have = server.copy[0] if server.copy else None
     verdict = judge_change(server.view.generation, generation, have, before)
@@ -237,12 +249,12 @@ def take_change(
         stamp = (generation, before[1] + 1)
         server = replace(server, copy=(stamp, (*server.copy[1], n)))
     taken = verdict in (Verdict.TAKE, Verdict.KNOWN)
-    answer = ("have", primary, server.view.generation, seat, before[1] + 1, taken)
-    return world.put(seat, server, answer)
+    answer = ("have", primary, server.view.generation, server_id, before[1] + 1, taken)
+    return world.put(server_id, server, answer)
 
 
 def take_copy(
-    world: World, seat: int, server: Server, generation: int, primary: int, copy: object
+    world: World, server_id: int, server: Server, generation: int, primary: int, copy: object
 ) -> World:
     assert isinstance(copy, tuple)
     have = server.copy[0] if server.copy else None
@@ -251,21 +263,27 @@ def take_copy(
         server = replace(server, copy=copy)
     taken = verdict in (Verdict.TAKE, Verdict.KNOWN)
     return world.put(
-        seat, server, ("have", primary, server.view.generation, seat, copy[0][1], taken)
+        server_id, server, ("have", primary, server.view.generation, server_id, copy[0][1], taken)
     )
 
 
 def take_have(
-    world: World, seat: int, server: Server, generation: int, other: int, version: int, taken: bool
+    world: World,
+    server_id: int,
+    server: Server,
+    generation: int,
+    other: int,
+    version: int,
+    taken: bool,
 ) -> World:
     if generation != server.view.generation or server.replicas is None:
         return world
     standing = server.standing()
     if taken:
         world = acknowledge(world, standing.acknowledged(other, version))
-        return world.put(seat, server.with_standing(standing))
+        return world.put(server_id, server.with_standing(standing))
     standing.lost_track(other)
-    return send_copies(world, seat, server.with_standing(standing))
+    return send_copies(world, server_id, server.with_standing(standing))
 
 
 # What must hold ----------------------------------------------------------------------------------
@@ -276,8 +294,9 @@ def check(world: World) -> None:
     authority = next(
         (
             server
-            for seat in world.view.replicas
-            if (server := world.servers[seat]) is not None and seat not in world.view.joining
+            for server_id in world.view.replicas
+            if (server := world.servers[server_id]) is not None
+            and server_id not in world.view.joining
         ),
         None,
     )

@@ -76,7 +76,7 @@ def test_a_store_may_come_back():
     hosts=st.lists(st.sampled_from("abc"), min_size=1, max_size=7),
     spooled=st.dictionaries(st.integers(0, 6), st.sampled_from("abc")),
 )
-def test_every_rank_has_one_seat(hosts, spooled):
+def test_every_rank_is_assigned_once(hosts, spooled):
     spooled = {rank: host for rank, host in spooled.items() if rank < len(hosts)}
     ranks = assign_ranks(hosts, spooled)
     assert sorted(ranks) == list(range(len(hosts)))

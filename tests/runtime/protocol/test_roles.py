@@ -50,10 +50,10 @@ def test_a_gang_without_data_is_first_too():
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
 @settings(deadline=None, max_examples=30)
-def test_every_seat_is_taken_once(counts):
+def test_every_task_is_assigned_once(counts):
     roles = [Role(f"r{index}", count) for index, count in enumerate(counts)]
-    seats = [role_and_rank(roles, index) for index in range(num_tasks(roles))]
-    assert seats == [(role, rank) for role in roles for rank in range(role.count)]
+    tasks = [role_and_rank(roles, index) for index in range(num_tasks(roles))]
+    assert tasks == [(role, rank) for role in roles for rank in range(role.count)]
     with pytest.raises(IndexError):
         role_and_rank(roles, num_tasks(roles))
 
