@@ -130,7 +130,7 @@ def test_a_run_that_was_stopped_in_an_epoch_gives_its_model_and_goes_on_when_fit
     whole = gan(callbacks=[StopAt(0, -1)]).fit(points)
     path = f"{tmp_path}/run"
     part = gan(callbacks=[StopAt(1, 17)], checkpoint=path).fit(points)
-    assert part.history.stopped == "somebody asked"
+    assert part.history.stopped == "a test asked"
     assert [row["steps"] for row in part.history] == [13, 5]
     assert part.history[-1]["rows"] < 400
     rest = gan(callbacks=[StopAt(0, -1)], checkpoint=path).fit(points)

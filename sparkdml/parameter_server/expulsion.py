@@ -4,7 +4,7 @@ The rule looks at the seconds that each worker computes in a clock, not counting
 needs more than `slower_than` times the others' median in `after_clocks` consecutive clocks is
 expelled: the others no longer wait for it, while its pushes count as they come. After
 `readmit_after` clocks on end within the bound it is waited for again. At most half of the workers
-are expelled. Pure; kept at the driver, so that all servers excuse the same ones.
+are expelled. Pure; kept at the driver, so that all servers expel the same ones.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class View:
             "started": self.started,
             "servers": _members_to_list(self.servers),
             "joining": _members_to_list(self.joining),
-            "excused": list(self.expelled),
+            "slow": list(self.expelled),
             "workers": [[worker, number] for worker, number in self.workers.items()],
         }
 
@@ -87,7 +87,7 @@ class View:
             servers=_members_from_list(fields["servers"]),
             joining=_members_from_list(fields["joining"]),
             workers=dict(fields["workers"]),
-            expelled=tuple(fields["excused"]),
+            expelled=tuple(fields["slow"]),
         )
 
 

@@ -51,7 +51,9 @@ def test_it_goes_on_and_says_what_was_lost(scheme, lost, before, after):
     assert len(first.history) == 2
     assert torch.equal(first.task.params.values, second.task.params.values)
     (note,) = notes_of(first)
-    assert re.search(rf"{lost} don't fit the buckets of .*bucket_bytes={after}.* begin anew", note)
+    assert re.search(
+        rf"{lost} don't fit the buckets of .*bucket_bytes={after}.* start from zero", note
+    )
     assert not notes_of(second), "said once"
 
 

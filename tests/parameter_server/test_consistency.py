@@ -1,4 +1,4 @@
-"""The consistency models without a network: any order of events, and nobody waits for ever."""
+"""The consistency models without a network: any order of events, and no endless wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is far slower than the others is excused, and comes back: through the strategy."""
+"""A worker that is far slower than the others is expelled, and readmitted: through the strategy."""
 
 from functools import partial
 
@@ -51,7 +51,7 @@ def expelled():
 
 
 class Story(Callback):
-    """The slow one stays in its third step until it is excused and the others are five ahead.
+    """The slow one stays in its third step until it is expelled and the others are five ahead.
 
     Then it is as quick as they are, who wait before their last step until it is with them again.
     """
@@ -90,7 +90,7 @@ def test_a_slow_worker_is_excused_and_readmitted_and_every_row_counts(monkeypatc
         callbacks=[Story()],
     )
     told = [event["what"] for event in Watched.desks[-1].membership.events]
-    assert "worker excused" in told
+    assert "worker expelled" in told
     assert "worker waited for again" in told
     for training in trainings:
         # Also where a gradient stands in for a missing one: its rows are not counted again.

@@ -226,7 +226,7 @@ def test_a_run_that_was_stopped_where_it_reached_the_tolerance_can_be_gone_on_wi
     last = train(0)[0].step
     kept = MemoryCheckpoints(every=1000)
     stopped = train(last - 1, kept)[0]
-    assert (stopped.step, stopped.stopped) == (last, "somebody asked")
+    assert (stopped.step, stopped.stopped) == (last, "a test asked")
     for training in train(0, kept):
         assert "tolerance=1e-06" in training.stopped
         assert_alike([training], stopped.task.module, rtol=0, atol=0)
