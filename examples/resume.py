@@ -2,7 +2,7 @@
 
 The first driver is killed with -9 in the middle of an epoch. A second one finds what it left and
 goes on; then one of its workers is killed, too. In the end the weights are compared with those of a
-run that nobody disturbed. `--output` names a folder for the checkpoints and the drawn lineage.
+run that was not interrupted. `--output` names a folder for the checkpoints and the drawn lineage.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def checkpoints_in(output: Path) -> dml.Checkpoints:
 
 
 def train_with_checkpoints(rows: DataFrame, output: Path) -> dml.TorchModel:
-    """Starts the run, or goes on with it: the call is the same."""
+    """Start or resume the run: the call is the same."""
     fault = FaultAt(rank=1, step=WORKER_DIES_AT, kind="kill", folder=str(output))
     estimator = make_estimator(checkpoint=checkpoints_in(output), callbacks=[TakesItsTime(), fault])
     return estimator.fit(rows)

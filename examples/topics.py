@@ -2,7 +2,7 @@
 
 `--data`, or SPARKDML_DATA, names a folder that has `tinyshakespeare/input.txt`. Without it, pages
 are made up from three hidden subjects. Documents stay with their workers, counts by word are on the
-servers, and in each round every worker holds another block of words: nobody ever has them all.
+servers, and in each round every worker holds another block of words: none ever has them all.
 """
 
 from __future__ import annotations

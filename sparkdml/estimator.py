@@ -230,7 +230,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         for name in needed:
             if not self.isDefined(name):
                 raise ParameterError(name, None, "given", f"Pass {name}= to TorchEstimator.")
-        # CrossValidator may fit on several threads, and torch's random state is everybody's.
+        # CrossValidator may fit on several threads, and torch's random state is global.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.value("seed"))
             module = build_module(self.value("model"))

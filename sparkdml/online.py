@@ -31,7 +31,7 @@ class OnlineTrainer:
     >>> query = stream.writeStream.foreachBatch(trainer).start()
     >>> trainer.model.transform(df)
 
-    Batches without rows leave the model as it is. The optimizer begins anew with every batch: only
+    Batches without rows leave the model as it is. The optimizer restarts with every batch: only
     weights and buffers are carried on.
     """
 

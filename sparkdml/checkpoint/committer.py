@@ -23,7 +23,7 @@ from sparkdml.checkpoint.manifest import Manifest, Part, Submission
 from sparkdml.errors import CheckpointError
 
 BEAT_SECONDS = 4.0
-LAST_COMMIT_SECONDS = 120.0  # a store that stalls must not hold up the end of a run for ever
+LAST_COMMIT_SECONDS = 120.0  # a store that stalls must not delay the end of a run indefinitely
 
 Report = Mapping[str, Any]
 
@@ -133,7 +133,7 @@ class Committer:
             _warn_of_other_bits(self.newest, manifest)
         try:
             self._archive.commit(manifest)
-        except Exception as error:  # of any kind: nobody would hear it on this thread
+        except Exception as error:  # of any kind: this thread has no caller to raise it to
             self._lost(first, _reported(error))
             return
         parent, self.newest = self.newest, manifest
@@ -181,8 +181,7 @@ def _warn_of_other_bits(before: Manifest, now: Manifest) -> None:
     old, new = kinds_of(before.workers), kinds_of(now.workers)
     if old != new:
         warnings.warn(
-            f"this run goes on with {' and '.join(sorted(new))}, but began with "
-            f"{' and '.join(sorted(old))}: it is right, but not bit for bit what it would have "
-            "been",
+            f"resumed with {' and '.join(sorted(new))}, started with "
+            f"{' and '.join(sorted(old))}: the result is valid but not bit-identical",
             stacklevel=2,
         )

@@ -39,7 +39,7 @@ PLOT_START, PLOT_END = 286, 884
 HEAD = 44  # where the lanes begin
 BEND = 10.0  # of the way from a checkpoint down to a lane
 
-# Room for four, three or one line of words beside a lane, up to so many lanes.
+# Room for four, three or one line of text beside a lane, by the number of lanes.
 _LANE_HEIGHTS = ((66, 6), (54, 12), (30, 24))
 _LEAST_LANE_HEIGHT = 22
 
@@ -169,7 +169,7 @@ class Layout:
 
 
 def round_unit(last: int, most: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50, … that fits into `last` at most so many times."""
+    """The smallest of 1, 2, 5, 10, 20, 50, … that fits into `last` at most `most` times."""
     power = 1
     while last > 5 * power * most:
         power *= 10

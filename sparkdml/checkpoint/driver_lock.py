@@ -21,7 +21,7 @@ from sparkdml.checkpoint.manifest import Submission
 from sparkdml.errors import CheckpointError
 
 SILENT_SECONDS = 3 * BEAT_SECONDS
-LOST = "the driver ended without a word"
+LOST = "the driver exited without reporting an outcome"
 
 
 def this_driver() -> str:
@@ -67,7 +67,7 @@ def _is_alive(
 def _process_lives(pid: int, began: str) -> bool:
     try:
         found = psutil.Process(pid)
-        # A killed driver stays as a zombie where nobody waits for it, as in many containers.
+        # A killed driver stays a zombie if its parent does not wait for it, as in many containers.
         return f"{found.create_time():.2f}" == began and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

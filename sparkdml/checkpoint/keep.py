@@ -15,11 +15,10 @@ from sparkdml.errors import ParameterError
 class Keep:
     """What pruning leaves, besides the root, a final one, and the newest.
 
-    last: the newest so many; None keeps all. With 1, a newest one that turns out to be damaged
-    leaves nothing but the root to go on from.
-    best: the name of a metric; the checkpoint with the best value of it is kept, too.
-    mode: whether the best value is the lowest or the highest.
-    each_epoch: the one at the end of each epoch is kept, too.
+    last: the number of newest ones; None keeps all. With 1, a newest one that turns out to be
+    damaged leaves nothing but the root to go on from. best: the name of a metric; the checkpoint
+    with the best value of it is kept, too. mode: whether the best value is the lowest or the
+    highest. each_epoch: the one at the end of each epoch is kept, too.
     """
 
     last: int | None = 3

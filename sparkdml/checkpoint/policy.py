@@ -1,4 +1,4 @@
-"""When a checkpoint is due: every so many steps, seconds or epochs, or as often as is worth it.
+"""When a checkpoint is due: every n steps, seconds or epochs, or as often as is worthwhile.
 
 `"auto"` weighs what a checkpoint costs against the work that a failure would throw away:
 
@@ -31,7 +31,7 @@ OVERHEAD_WITH_FAILURES = 0.10
 
 # Below this, what isn't measured (agreeing on the checkpoint, listing, pruning) would outweigh it.
 SHORTEST_SECONDS = 1.0
-# Runs are interrupted by people too, whom no failure rate foresees: nobody likes to lose more.
+# Users interrupt runs too, which no failure rate predicts, and should not lose more than this.
 LONGEST_SECONDS = 3600.0
 # Until the first cost is known. A run's root checkpoint tells it before that, as a rule.
 FIRST_SECONDS = 10.0

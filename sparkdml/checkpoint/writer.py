@@ -49,7 +49,7 @@ class Outgoing:
     """A state on its way to a file of its own."""
 
     name: str
-    rank: int | None  # whose it is; None: everybody's
+    rank: int | None  # whose it is; None: shared by all
     state: State
     # What can still be computed later, and is small: the training thread need not wait for it.
     later: Callable[[], State] = dict

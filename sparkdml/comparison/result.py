@@ -74,7 +74,7 @@ _MEGA = 1e6
 LEGEND = (
     "steps: what the strategy counts as one. A batch of every worker (where each steps by itself, "
     "of the one with the most); with local steps, Hogwild and ADPSGD a round of several, up to "
-    "their meeting; with second-order methods an iteration over all rows.",
+    "their synchronization; with second-order methods an iteration over all rows.",
     "MB sent, messages: handed to others by a wire or through shared memory, the mean over the "
     "workers; what servers and communicators send is shared out among them. What lies in memory "
     "that all have mapped (Hogwild's parameters, rows on the same host) is not sent.",

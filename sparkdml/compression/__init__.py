@@ -1,1 +1,1 @@
-"""What gradients become on the wire: one scheme a file, each with what it owes kept for later."""
+"""Compression of gradients for sending: one scheme per file, with its residuals."""

@@ -48,7 +48,7 @@ def add_predictions(dataset: DataFrame, plans: Sequence[PredictionPlan]) -> Data
     called, fields = [], []
     for index, plan in enumerate(plans):
         # Spark may evaluate a deterministic function twice for each row, as when the prediction is
-        # filtered by; this one is evaluated once, and not at all if nobody asks for it.
+        # filtered by; this one is evaluated once, and not at all if it is not used.
         call = make_udf(plan).asNondeterministic()(*map(quote, plan.inputs))
         names = [name for name, _ in plan.columns]
         holder = names[0] if len(names) == 1 else f"__sparkdml_outputs_{index}"
@@ -90,7 +90,7 @@ def quote(name: str) -> str:
 
 def _would_break_on_vectors(dataset: DataFrame) -> bool:
     """Spark 4.3 hands Arrow functions the batches of a columnar source, and fails where one of its
-    columns is a stored vector (or of another user-defined type), whoever reads it.
+    columns is a stored vector (or of another user-defined type), for every reader.
     """
     if not any(map(_has_udt, (field.dataType for field in dataset.schema.fields))):
         return False

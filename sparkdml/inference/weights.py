@@ -55,7 +55,7 @@ class ShippedWeights:
     file: str | None = None  # a name among Spark's files
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors; those of a file are its pages, private only where somebody writes."""
+        """The tensors; those of a file are its pages, private only where written to."""
         if self.content is not None:
             return load_aligned(self.content)
         from pyspark import SparkFiles
@@ -192,7 +192,7 @@ _LOADING = threading.Lock()
 
 
 def load_module(model: ShippedModel, device: torch.device) -> nn.Module:
-    """In eval mode, on the device. Whoever runs it keeps it: only so many stay here."""
+    """In eval mode, on the device. Its user keeps it: only a few stay in the cache."""
     key = model.weights.key, str(device)
     with _LOADING:
         if key not in _LOADED:

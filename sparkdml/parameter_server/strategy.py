@@ -72,13 +72,13 @@ class ParameterServer(Strategy):
             are authenticated always.
         timeout_seconds: how long a worker tries to reach a server before it gives up.
         leased: whether rows are leased to workers bit by bit, so that a slow one trains on fewer of
-            them; each comes once an epoch. (A run that was stopped within an epoch goes on with
+            them; each comes once an epoch. (A run that was stopped within an epoch resumes with
             as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
             the others, workers wait for the slowest whatever it trains on.
         expulsion: `Expulsion(…)`: a worker that stays far slower than the others is no longer
             waited for, until it keeps up again. For `BSP` and `SSP`; None waits for all workers.
             With `BSP(stand_in=True)` its last gradient counts again where it has none.
-        overlap: whether a worker goes on with the model it has, with its own last step made on it,
+        overlap: whether a worker continues with its current model, after its own last step on it,
             while the next one is on its way: within the bound of `SSP`, always under `ASP` and
             `TAP`. None: where the servers use SGD without momentum, whose steps a worker can make
             by itself.

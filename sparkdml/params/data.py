@@ -31,7 +31,7 @@ class DataParams(AccessibleParams):
     )
     shuffle = param(
         "shuffle",
-        "shuffle anew each epoch",
+        "reshuffle the rows in each epoch",
         flag("shuffle"),
         default=True,
         fingerprint=Fingerprint.ALWAYS,

@@ -1,4 +1,4 @@
-"""Saving and loading of estimators and models, without running code that nobody allowed."""
+"""Saving and loading of estimators and models, without executing code unless allowed."""
 
 from __future__ import annotations
 

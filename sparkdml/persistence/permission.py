@@ -1,4 +1,4 @@
-"""May a pickle be loaded? Loading one runs whatever code its file has, so somebody must say yes."""
+"""Permission to load pickles: loading one executes the file's code, so the user must allow it."""
 
 from __future__ import annotations
 

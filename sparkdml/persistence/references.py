@@ -5,8 +5,8 @@
     {"object": {"class", "args", "state"}}    a strategy or callback, by its constructor's arguments
     {"tuple": [...]}, {"dict": {...}}         what JSON has not, or would take for one of these
 
-Whoever can write the JSON chooses what is called and with what. So only such callables are called
-with arguments out of it as make modules, optimizers, tensors, strategies or callbacks.
+An author of the JSON chooses what is called and with which arguments. So only such callables are
+called with arguments out of it as make modules, optimizers, tensors, strategies or callbacks.
 
 Objects by import path: "package.module:Qualified.name", and back to the very same object.
 """
@@ -53,7 +53,7 @@ def import_path(value: Any) -> str:
         found = _descend(module, name)
     except AttributeError:
         found = None
-    # A class method is bound anew each time it is fetched: equal, never identical.
+    # A class method is bound each time it is fetched: equal, never identical.
     if found is not value and not (isinstance(value, MethodType) and found == value):
         raise NotPlain(f"{module_name}.{name} is another object")
     return f"{recorded_module(value)}:{name}"

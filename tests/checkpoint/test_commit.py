@@ -275,7 +275,9 @@ def test_workers_of_another_kind_are_warned_of(url):
     before = {**newest.workers[0], "cpu": "m68k FPU"}
     older = replace(newest, workers=(before, before), plan_hash="other")
     driver = Driver(url, parent=older, number=2)
-    with pytest.warns(UserWarning, match=r"began with .*m68k.*: it is right, but not bit for bit"):
+    with pytest.warns(
+        UserWarning, match=r"started with .*m68k.*: the result is valid but not bit-identical"
+    ):
         save_and_close(driver, make_ranks(driver, url, number=2), 6)
 
 

@@ -164,7 +164,7 @@ class HadoopStore:
 
     @contextlib.contextmanager
     def as_local_file(self, name: str) -> Iterator[BinaryIO]:
-        """The object as a file of this host, for whoever passes it on without holding it."""
+        """The object as a local file, for callers that don't read it into memory."""
         path = self._path(check_name(name))
         with _spool() as spool:
             with java_errors():

@@ -82,7 +82,7 @@ class Retrying:
     """The store's interface, with up to `attempts` tries and longer and longer waits between.
 
     `write` may have to start again, so its chunks must be iterable more than once: a sequence, or
-    an object whose `__iter__` starts anew; never a generator. A missing object is a
+    an object whose `__iter__` restarts; never a generator. A missing object is a
     FileNotFoundError, of `read` only; all else that the store can't do becomes a StoreError.
     """
 

@@ -42,7 +42,7 @@ def places(rank: int, size: int) -> tuple[Place, Place]:
 
 
 def parents(size: int) -> list[int | None]:
-    """Everybody's parent in a binary tree whose order from left to right is that of the ranks.
+    """Each rank's parent in a binary tree whose order from left to right is that of the ranks.
 
     Counting from 1, odd numbers are leaves, and a number's lowest bit is its height; a parent that
     would be beyond the last rank is replaced by the next inner one to the left.
