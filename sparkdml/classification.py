@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class TorchClassificationModel(TorchModel, ClassificationParams):
     """Adds `rawPredictionCol`, `probabilityCol` (vectors) and `predictionCol` (a double).
 
-    Probabilities are those that the loss takes the outputs for: the softmax for CrossEntropyLoss,
-    the exponential for NLLLoss, the sigmoid where the model has one output (the second of two
-    classes). With `thresholds` the class with the largest probability/threshold is predicted.
+    Probabilities follow from the loss: softmax for CrossEntropyLoss, the exponential for NLLLoss,
+    the sigmoid for a model with one output (the second of two classes). With `thresholds` the class
+    with the largest probability/threshold is predicted.
     """
 
     @property

@@ -97,7 +97,7 @@ SETTINGS = {
     "gpusPerWorker: 2": ({"gpusPerWorker": 2}, "gpusPerWorker must be one of 0, 1"),
     "validation: above 1": ({"validation": 1.5}, "validation must be a fraction between 0 and 1"),
     "clipNorm: 0": ({"clipNorm": 0}, "clipNorm must be a number above 0"),
-    "metrics: a reserved name": ({"metrics": {"loss": len}}, "metrics must be named otherwise"),
+    "metrics: a reserved name": ({"metrics": {"loss": len}}, "metrics must be named differently"),
     "metrics: names without step": ({"metrics": ["a"]}, "metrics must be"),
     "callbacks: a number": ({"callbacks": [3]}, "callbacks must be a list of dml.Callback"),
     "strategy: a text": ({"strategy": "ring"}, "strategy must be a strategy"),

@@ -424,7 +424,7 @@ def test_bad_rows_are_found_before_the_first_step(spark, tmp_path, columns, opti
     ("options", "words"),
     [
         ({"featuresCol": "text"}, "column 'text' has the type string.*preprocess="),
-        ({"inputCols": ["text"]}, "inputCols must be used with preprocess="),
+        ({"inputCols": ["text"]}, "inputCols must be unset without preprocess="),
         ({"preprocess": from_text, "inputCols": ["txt"]}, "no column 'txt' for inputCols=: the"),
         (
             {"preprocess": from_text, "inputCols": ["places"]},

@@ -82,14 +82,14 @@ class Advice:
             f"A step of {measured.batch_size:,} rows takes {_time(measured.step_alone)} on one "
             f"worker alone; an epoch of {measured.rows:,} rows {_time(measured.epoch(1))}, "
             f"{self.epochs} epochs {_time(self._takes(1))}.",
-            f"After {_time(measured.hand_over)} all rows were with the workers "
-            f"({measured.rows / max(measured.hand_over, 1e-9):,.0f} rows/s); that is paid once, "
-            "whatever the strategy.",
+            f"Loading the rows onto the workers took {_time(measured.hand_over)} "
+            f"({measured.rows / max(measured.hand_over, 1e-9):,.0f} rows/s): a one-time cost "
+            "under any strategy.",
         ]
         if size < 2:
-            return [*sentences, "The cluster has one slot for it, so there is nothing to share."]
+            return [*sentences, "The cluster has only one free slot, so it can't be distributed."]
         sentences.append(
-            f"Among {size} workers a step takes {_time(measured.step(size))}, and an allreduce of "
+            f"With {size} workers a step takes {_time(measured.step(size))}, and an allreduce of "
             f"the {measured.model_bytes / 1e6:,.3g} MB of gradients ({measured.topology}) "
             f"{_time(measured.communication(size))}: with {SYNCHRONOUS.strategy} "
             f"{measured.communication_share(size):.0%} of the time goes to communication, and an "
@@ -98,8 +98,8 @@ class Advice:
         if self.agreement.balances:
             sentences.append(
                 "The slowest worker takes "
-                f"{measured.slowest / min(measured.is_synchronous):.1f} times as long for a step "
-                "as the quickest: the others wait for it in every step, unless rows move to them."
+                f"{measured.slowest / min(measured.concurrent_steps):.1f} times as long for a step "
+                "as the fastest: the others wait for it in every step, unless rows move to them."
             )
         sentences.append(self._verdict())
         if self.workers > 1:
@@ -112,25 +112,25 @@ class Advice:
     def _verdict(self) -> str:
         measured, agreement, workers = self.measured, self.agreement, self.workers
         if workers == 1:
-            why = "communication eats what they bring"
-            if min(measured.is_synchronous) > 1.5 * measured.step_alone:
-                why = "workers on one host take each other's processors"
+            why = "communication would cancel the gain"
+            if min(measured.concurrent_steps) > 1.5 * measured.step_alone:
+                why = "workers on the same host compete for its cores"
             elif measured.steps_per_epoch(1) == 1:
-                why = "a single step takes all rows"
-            return f"Distribution is not needed: more workers would not be faster, since {why}."
+                why = "an epoch is a single step"
+            return f"You don't need to distribute this: more workers would not help, as {why}."
         if not self.is_needed:
             return (
-                f"Distribution is not needed: one worker is done in {_time(self._takes(1))}. "
-                f"If it were, {workers} workers would pay."
+                f"You don't need to distribute this: one worker takes {_time(self._takes(1))} "
+                f"({workers} workers would take {_time(self._takes(workers, agreement))})."
             )
         said = (
-            f"Distribution pays: numWorkers={workers} with {agreement.strategy} brings "
-            f"{self.epochs} epochs down to {_time(self._takes(workers, agreement))}."
+            f"Distribution helps: numWorkers={workers} with {agreement.strategy} reduces "
+            f"{self.epochs} epochs to {_time(self._takes(workers, agreement))}."
         )
         if agreement is not SYNCHRONOUS:
             said += f" With {SYNCHRONOUS.strategy} they would take {_time(self._takes(workers))}."
         if agreement.steps > 1:
-            said += " Who meets less often may end elsewhere: try it with dml.compare."
+            said += " Synchronizing less often may change the result; check with dml.compare."
         return said
 
     def __repr__(self) -> str:

@@ -185,7 +185,7 @@ def combine(found: list[Found], seconds: float, batch_size: int) -> Measured:
         batch_size=batch_size,
         model_bytes=last.model_bytes,
         step_alone=next(one.alone for one in found if one.alone is not None),
-        is_synchronous=stepped,
+        concurrent_steps=stepped,
         max_workers=len(found),
         hand_over=max(0.0, seconds - max(one.seconds for one in found)),
         network=Network.fit(len(found), last.small, last.large, last.model_bytes),

@@ -124,7 +124,7 @@ def _named(strategies: Mapping[str, Strategy] | Sequence[Strategy]) -> dict[str,
     if not named or not all(isinstance(strategy, Strategy) for strategy in named.values()):
         raise ParameterError("strategies", strategies, allowed)
     if SINGLE in named:
-        raise ParameterError("strategies", SINGLE, "named otherwise: the reference has that name")
+        raise ParameterError("strategies", SINGLE, "named differently from the reference run")
     return named
 
 

@@ -64,7 +64,7 @@ class Measured:
     batch_size: int  # of a worker and step, gradients that are accumulated included
     model_bytes: int  # of the gradients
     step_alone: float  # of a worker while the others rest: read, forward, backward, apply
-    is_synchronous: tuple[float, ...]  # of each, when all step at the same time
+    concurrent_steps: tuple[float, ...]  # seconds per worker when all step at once
     max_workers: int
     hand_over: float  # from the call until every worker had its rows
     network: Network  # as strategies use it
@@ -73,12 +73,12 @@ class Measured:
     @property
     def slowest(self) -> float:
         """The step of the worker that the others wait for."""
-        return max(self.is_synchronous)
+        return max(self.concurrent_steps)
 
     @property
     def balanced(self) -> float:
         """A step of as many rows, had each worker the part of them that its speed allows."""
-        return len(self.is_synchronous) / sum(1.0 / each for each in self.is_synchronous)
+        return len(self.concurrent_steps) / sum(1.0 / each for each in self.concurrent_steps)
 
     def step(self, workers: int, agreement: Agreement = SYNCHRONOUS) -> float:
         """Without communication: workers on one host get in each other's way."""

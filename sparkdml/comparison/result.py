@@ -75,9 +75,9 @@ LEGEND = (
     "steps: what the strategy counts as one. A batch of every worker (where each steps by itself, "
     "of the one with the most); with local steps, Hogwild and ADPSGD a round of several, up to "
     "their synchronization; with second-order methods an iteration over all rows.",
-    "MB sent, messages: handed to others by a wire or through shared memory, the mean over the "
-    "workers; what servers and communicators send is shared out among them. What lies in memory "
-    "that all have mapped (Hogwild's parameters, rows on the same host) is not sent.",
+    "MB sent, messages: sent over the network or through shared memory, as the mean over the "
+    "workers; what servers and communicators send is divided among them. Memory that all workers "
+    "have mapped (Hogwild's parameters, rows on the same host) does not count as sent.",
 )
 _LINES = ("-", "--", ":", "-.")
 _RIGHT = ' style="text-align:right;padding:2px 8px"'
@@ -152,21 +152,23 @@ class Comparison(Sequence[Outcome]):
         if judged:
             lowest = min(judged, key=lambda one: one.loss)
             said.append(f"{lowest.name} ended with the lowest loss, {lowest.loss:.4g}")
-        said.append(f"{least.name} sent least, {least.sent_bytes / _MEGA:.3g} MB a worker")
+        said.append(
+            f"{least.name} sent the least data, {least.sent_bytes / _MEGA:.3g} MB per worker"
+        )
         sentences = ["; ".join(said) + "."]
         away = [one for one in trained if math.isfinite(one.distance) and one.distance > 0]
         if away:
             near = min(away, key=lambda one: one.distance)
             far = max(away, key=lambda one: one.distance)
             sentences.append(
-                f"From the single process's weights {near.name} ended {near.distance:.2g} of their "
-                f"length away, {far.name} {far.distance:.2g}."
+                "Relative distance from the single-process weights: "
+                f"{near.name} {near.distance:.2g}, {far.name} {far.distance:.2g}."
             )
         beaten = [one.name for one in trained if one.name not in self.frontier]
         if beaten:
             sentences.append(
-                f"Another one is at least as good in computation, communication and loss, and "
-                f"better in one of them: {', '.join(beaten)}."
+                "Not Pareto-optimal (another one is at least as good in computation, communication "
+                f"and loss, and better in one of them): {', '.join(beaten)}."
             )
         return sentences
 

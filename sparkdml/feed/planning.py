@@ -90,9 +90,7 @@ def _as_fed(column: Column, wishes: FeedWishes) -> Column:
 def _check_settings(schema: StructType, wishes: FeedWishes) -> None:
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     if wishes.inputs is not None and wishes.preprocess is None:
-        raise ParameterError(
-            "inputCols", list(wishes.inputs), "used with preprocess=, which is given these columns"
-        )
+        raise ParameterError("inputCols", list(wishes.inputs), "unset without preprocess=")
     if isinstance(wishes.validation, str):
         name = wishes.validation
         if name not in kinds:

@@ -54,7 +54,9 @@ def check_objective(plan: TaskPlan, module: nn.Module) -> None:
     taken = {*FIXED_COLUMNS, *(f"{name}_loss" for name in plan.loss_names)}
     for name in plan.metrics:
         if name in taken:
-            raise ParameterError("metrics", name, "named otherwise: the history has that column")
+            raise ParameterError(
+                "metrics", name, "named differently from the history's own columns"
+            )
 
 
 def check_run(plan: TrainingPlan, module: nn.Module, strategy: Strategy) -> None:

@@ -18,13 +18,13 @@ class DataParams(AccessibleParams):
     )
     stratifyCol = param(
         "stratifyCol",
-        "column within each of whose values the fraction of validation is held out",
+        "column to stratify the validation split by",
         text("stratifyCol"),
         fingerprint=Fingerprint.WHEN_USED,
     )
     samplingCol = param(
         "samplingCol",
-        "column of weights: how often a row is drawn in an epoch, in proportion",
+        "column of weights, in proportion to which rows are sampled in an epoch",
         text("samplingCol"),
         fingerprint=Fingerprint.WHEN_USED,
         refused=BY_LONE_WORKERS,
@@ -38,7 +38,7 @@ class DataParams(AccessibleParams):
     )
     dropLast = param(
         "dropLast",
-        "leave out a worker's last batch of an epoch if it is short",
+        "drop a worker's last batch of an epoch if it is short",
         flag("dropLast"),
         default=False,
         fingerprint=Fingerprint.WHEN_USED,
@@ -46,14 +46,14 @@ class DataParams(AccessibleParams):
     )
     augment = param(
         "augment",
-        "function (tensors by name) -> tensors by name, for each batch that is trained on",
+        "function (tensors by name) -> tensors by name, applied to each training batch",
         function("augment", "a function of tensors by name that returns tensors by name"),
         fingerprint=Fingerprint.WHEN_USED,
         is_object=True,
     )
     checkFinite = param(
         "checkFinite",
-        "look for NaN and infinities in the fed columns before the first step",
+        "check the fed columns for NaN and infinities before the first step",
         flag("checkFinite"),
         default=False,
         fingerprint=Fingerprint.NEVER,

@@ -29,14 +29,14 @@ class ObjectiveParams(AccessibleParams):
 
     model = param(
         "model",
-        "an nn.Module, or a function that makes one, or a dict of such by name",
+        "an nn.Module, a function that returns one, or a dict of these by name",
         to_model,
         fingerprint=Fingerprint.ALWAYS,
         is_object=True,
     )
     loss = param(
         "loss",
-        "(outputs, targets) -> a scalar, the batch's mean, or one value a row",
+        "(outputs, targets) -> a scalar, the batch's mean, or one value per row",
         function("loss", "a function (outputs, targets) -> loss"),
         fingerprint=Fingerprint.ALWAYS,
         described_by=partial(describe, weights=True),
@@ -44,15 +44,15 @@ class ObjectiveParams(AccessibleParams):
     )
     step = param(
         "step",
-        "in place of loss: (modules, batch, ctx) -> a loss, or losses by the optimizer's name, and "
-        "if metrics= names some, a dict of values beside it",
+        "instead of loss: (modules, batch, ctx) -> a loss, or losses by the optimizer's name, and "
+        "with metrics=, also a dict of their values",
         function("step", "a function (modules, batch, ctx) -> loss"),
         fingerprint=Fingerprint.WHEN_USED,
         is_object=True,
     )
     optimizer = param(
         "optimizer",
-        "(parameters) -> torch optimizer, or a dict of such by the module's name",
+        "(parameters) -> torch optimizer, or a dict of these by the module's name",
         to_optimizer,
         fingerprint=Fingerprint.ALWAYS,
         refused=BY_OWN_STEPS,
@@ -60,14 +60,14 @@ class ObjectiveParams(AccessibleParams):
     )
     parameterGroups = param(
         "parameterGroups",
-        "(module) -> torch's list of parameter groups, given to optimizer in place of parameters",
+        "(module) -> torch's list of parameter groups, passed to optimizer instead of parameters",
         function("parameterGroups", "a function (module) -> a list of parameter groups"),
         fingerprint=Fingerprint.WHEN_USED,
         is_object=True,
     )
     metrics = param(
         "metrics",
-        "name -> (outputs, targets) -> a scalar, the batch's mean, or one value a row; or a "
+        "name -> (outputs, targets) -> a scalar, the batch's mean, or one value per row; or a "
         "torchmetrics object; with step= the names of the values that it returns",
         to_metrics,
         default_factory=dict,
@@ -84,7 +84,7 @@ class ObjectiveParams(AccessibleParams):
     )
     strategy = param(
         "strategy",
-        "how the workers agree",
+        "how the workers synchronize the model",
         to_strategy,
         default_factory=AllReduce,
         fingerprint=Fingerprint.ALWAYS,
@@ -99,28 +99,28 @@ class ObjectiveParams(AccessibleParams):
     )
     seed = param(
         "seed",
-        "of initial weights, shards, shuffling and dropout",
+        "random seed for initialization, sharding, shuffling and dropout",
         whole("seed", 0),
         default=0,
         fingerprint=Fingerprint.ALWAYS,
     )
     warmStart = param(
         "warmStart",
-        "weights to begin from: a fitted model, or a state dict",
+        "initial weights: a fitted model, or a state dict",
         to_warm_start,
         fingerprint=Fingerprint.WHEN_USED,
         is_object=True,
     )
     gradientAccumulation = param(
         "gradientAccumulation",
-        "batches whose gradients are added up before a step",
+        "number of batches whose gradients are added before a step",
         whole("gradientAccumulation", 1),
         default=1,
         fingerprint=Fingerprint.ALWAYS,
     )
     clipNorm = param(
         "clipNorm",
-        "largest norm of the agreed gradient",
+        "clip the averaged gradient to this norm",
         number("clipNorm", "a number above 0", lambda value: value > 0),
         fingerprint=Fingerprint.ALWAYS,
     )
@@ -141,7 +141,7 @@ class ObjectiveParams(AccessibleParams):
     )
     syncBatchNorm = param(
         "syncBatchNorm",
-        "let BatchNorm layers use the statistics of all workers' rows",
+        "compute the statistics of BatchNorm layers over all workers' rows",
         flag("syncBatchNorm"),
         default=False,
         fingerprint=Fingerprint.WHEN_USED,

@@ -16,19 +16,19 @@ class RunParams(AccessibleParams):
 
     numWorkers = param(
         "numWorkers",
-        "barrier tasks; unset: as many as there are slots",
+        "number of workers (Spark barrier tasks); default: all free slots",
         whole("numWorkers", 1),
         fingerprint=Fingerprint.NEVER,
     )
     cpusPerWorker = param(
         "cpusPerWorker",
-        "torch threads a worker; unset: spark.task.cpus",
+        "torch threads per worker; default: spark.task.cpus",
         whole("cpusPerWorker", 1),
         fingerprint=Fingerprint.NEVER,
     )
     gpusPerWorker = param(
         "gpusPerWorker",
-        "GPUs a worker, 0 or 1",
+        "GPUs per worker, 0 or 1",
         one_of("gpusPerWorker", 0, 1),
         default=0,
         fingerprint=Fingerprint.NEVER,
@@ -42,14 +42,14 @@ class RunParams(AccessibleParams):
     )
     heartbeatTimeout = param(
         "heartbeatTimeout",
-        "silent seconds after which a worker is given up",
+        "seconds without a heartbeat after which a worker counts as lost",
         number("heartbeatTimeout", _SECONDS, lambda value: value > 0),
         default=HEARTBEAT_TIMEOUT,
         fingerprint=Fingerprint.NEVER,
     )
     checkpoint = param(
         "checkpoint",
-        "a dml.Checkpoints, or its path: where the run is saved",
+        "where checkpoints are stored: a dml.Checkpoints, or a path",
         to_checkpoints,
         fingerprint=Fingerprint.NEVER,
         refused=BY_LONE_WORKERS,
@@ -57,21 +57,21 @@ class RunParams(AccessibleParams):
     )
     maxRestarts = param(
         "maxRestarts",
-        "with checkpoint=: failures that are let pass without a new checkpoint in between",
+        "maximum restarts in a row without a new checkpoint (needs checkpoint=)",
         whole("maxRestarts", 0),
         default=3,
         fingerprint=Fingerprint.NEVER,
     )
     minWorkers = param(
         "minWorkers",
-        "workers to go on with after a failure, at least",
+        "minimum number of workers to continue with after a failure",
         whole("minWorkers", 1),
         default=1,
         fingerprint=Fingerprint.NEVER,
     )
     replacementSeconds = param(
         "replacementSeconds",
-        "seconds to wait for an executor in place of a lost one, before going on with fewer",
+        "seconds to wait for executors that replace lost ones, before continuing with fewer",
         number("replacementSeconds", "0 or more seconds", lambda value: value >= 0),
         default=60.0,
         fingerprint=Fingerprint.NEVER,
@@ -86,7 +86,7 @@ class RunParams(AccessibleParams):
     )
     dryRun = param(
         "dryRun",
-        "first take a few rows through model and loss at the driver, where mistakes show at once",
+        "first train on a few rows in the driver, to find mistakes early",
         flag("dryRun"),
         default=False,
         fingerprint=Fingerprint.NEVER,
@@ -98,19 +98,19 @@ class WatchParams(AccessibleParams):
 
     timeline = param(
         "timeline",
-        "file at the driver for a Chrome/Perfetto trace of all ranks",
+        "path in the driver for a Chrome/Perfetto trace of all ranks",
         path("timeline"),
         fingerprint=Fingerprint.NEVER,
     )
     logs = param(
         "logs",
-        "'driver': what workers print and log is shown at the driver, with rank and host",
+        "'driver': show what workers print and log in the driver, with rank and host",
         one_of("logs", "driver"),
         fingerprint=Fingerprint.NEVER,
     )
     tracker = param(
         "tracker",
-        "where numbers are logged: dml.MLflow(…), dml.TensorBoard(…), or anything with "
+        "where metrics are logged: dml.MLflow(…), dml.TensorBoard(…), or any object with "
         "log(step, metrics) and close()",
         check_tracker,
         fingerprint=Fingerprint.NEVER,

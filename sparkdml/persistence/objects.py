@@ -79,7 +79,7 @@ class Encoder:
         if self.pickled:
             named = "; ".join(f"{name} ({reason})" for name, reason in self.pickled.items())
             warnings.warn(
-                f"saved as a pickle, which will load only where sparkdml.allow_pickle() allows it: "
+                f"saved as a pickle: loading it requires sparkdml.allow_pickle(): "
                 f"{named}. Move it into a module that can be imported wherever it is loaded.",
                 UserWarning,
                 stacklevel=4,

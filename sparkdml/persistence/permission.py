@@ -16,7 +16,7 @@ _allowed: ContextVar[bool] = ContextVar("sparkdml_allow_pickle", default=False)
 def allow_pickle() -> Iterator[None]:
     """Let `load` read pickled side files, in this thread and within this block alone.
 
-    Only for files that you trust as you trust a program: loading them runs their code.
+    Use only with trusted files: unpickling executes code.
 
     >>> with sparkdml.allow_pickle():
     ...     model = sparkdml.TorchModel.load(path)

@@ -27,7 +27,7 @@ CLUSTER = Measured(
     model_bytes=4_000_000,
     max_workers=8,
     step_alone=0.010,
-    is_synchronous=(0.010,) * 8,
+    concurrent_steps=(0.010,) * 8,
     hand_over=6.4,
     network=Network(latency=20e-6, seconds_per_byte=1e-10),
 )
@@ -72,13 +72,13 @@ def test_cheap_communication_pays_for_all_workers():
 def test_a_short_training_needs_no_second_worker():
     advice = Advice(replace(CLUSTER, rows=6_400), epochs=2)
     assert not advice.is_needed
-    assert "not needed: one worker is done in 2 s" in repr(advice)
+    assert "one worker takes 2 s" in repr(advice)
 
 
 def test_processors_that_are_shared_bring_nothing():
-    advice = Advice(replace(CLUSTER, is_synchronous=(0.085,) * 8), epochs=5)
+    advice = Advice(replace(CLUSTER, concurrent_steps=(0.085,) * 8), epochs=5)
     assert advice.workers == 1
-    assert "take each other's processors" in repr(advice)
+    assert "workers on the same host compete for its cores" in repr(advice)
     assert "Strategy" not in repr(advice)  # there is nothing to choose
 
 
@@ -109,9 +109,9 @@ def test_the_verdict_is_that_of_the_strategy_which_is_advised():
     assert advice.measured.speedup(8) < 1
     assert (advice.workers, advice.is_needed) == (8, True)
     assert repr(advice).splitlines()[-2:] == [
-        "Distribution pays: numWorkers=8 with LocalSGD(steps=128) brings 5 epochs down to 1.1 min. "
-        "With AllReduce() they would take 8.36 min. Who meets less often may end elsewhere: try it "
-        "with dml.compare.",
+        "Distribution helps: numWorkers=8 with LocalSGD(steps=128) reduces 5 epochs to 1.1 min. "
+        "With AllReduce() they would take 8.36 min. Synchronizing less often may change the "
+        "result; check with dml.compare.",
         "Strategy: dml.LocalSGD(steps=128).",
     ]
 
@@ -121,7 +121,7 @@ def test_workers_meet_once_an_epoch_at_least():
     assert advice.strategy == "LocalSGD(steps=16)"
     few = advice_by(Network(20e-6, 1e-8), rows=64)
     assert few.strategy == "LocalSGD(steps=2)"
-    assert "a single step takes all rows" in repr(few)
+    assert "an epoch is a single step" in repr(few)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_workers_meet_once_an_epoch_at_least():
     ],
 )
 def test_a_slow_worker_calls_for_balance(steps, balanced, pays):
-    measured = replace(CLUSTER, is_synchronous=steps, max_workers=len(steps))
+    measured = replace(CLUSTER, concurrent_steps=steps, max_workers=len(steps))
     assert measured.step(len(steps)) == pytest.approx(
         max(steps)
     )  # who agrees in every step waits for it
@@ -144,7 +144,7 @@ def test_a_slow_worker_calls_for_balance(steps, balanced, pays):
 
 
 def test_small_differences_are_no_reason_to_move_rows():
-    measured = replace(CLUSTER, is_synchronous=(0.010, 0.014), max_workers=2)
+    measured = replace(CLUSTER, concurrent_steps=(0.010, 0.014), max_workers=2)
     assert Advice(measured, epochs=5).strategy == "AllReduce()"
 
 
@@ -172,7 +172,7 @@ def test_ranks_are_put_together():
         batch_size=10,
     )
     assert (found.rows, found.max_workers, found.hand_over) == (100, 3, 2.5)
-    assert (found.step_alone, found.is_synchronous, found.slowest) == (0.5, (0.6, 0.8), 0.8)
+    assert (found.step_alone, found.concurrent_steps, found.slowest) == (0.5, (0.6, 0.8), 0.8)
     assert found.communication(3) == pytest.approx(0.4)
     assert found.topology == "tree"
 

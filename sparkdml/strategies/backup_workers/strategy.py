@@ -24,7 +24,7 @@ SKIPPED_ROWS = "skipped_rows"
 
 
 class BackupWorkers(Strategy):
-    """As `AllReduce`, but without the last `backup` gradients of each step, whosever they are.
+    """Like `AllReduce`, but each step ignores the `backup` gradients that arrive last.
 
     Rows are lost by it: how many is in the history, as `skipped_rows`, and said at the end of each
     epoch. Of a worker that is always slow most rows are skipped; `AdaptiveBalance` loses none. The

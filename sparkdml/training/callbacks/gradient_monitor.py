@@ -27,7 +27,7 @@ class GradientMonitor(Callback):
     A gradient that is not finite ends the run with an error that names the parameters.
 
     Args:
-        every: measure each so-many-th step.
+        every: measure every n-th step.
         by_module: one mean more for each direct child of the module: `gradient_norm_<child>`.
     """
 
