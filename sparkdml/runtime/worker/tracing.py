@@ -6,7 +6,9 @@ models beside the worker's own communicator.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 from sparkdml.comm.base import NATIVE, Communicator
 from sparkdml.comm.topologies.opening import open_topology
@@ -17,9 +19,18 @@ from sparkdml.observe.timeline.recorder import NoSpans, SpanRecorder
 from sparkdml.runtime.protocol.messages import ClockQuestion
 
 if TYPE_CHECKING:
-    from sparkdml.comm.base import Communicator, World
-    from sparkdml.runtime.worker.context import Context
+    from sparkdml.comm.base import World
     from sparkdml.runtime.worker.control_client import ControlClient
+
+
+class RankContext(Protocol):
+    """The part of a `Context` that is needed here."""
+
+    rank: int
+    device: torch.device
+    spans: NoSpans
+
+    def event(self, kind: str, **fields: Any) -> None: ...
 
 
 def start_recorder(world: World, client: ControlClient) -> SpanRecorder:
@@ -61,7 +72,7 @@ def traced(comm: Communicator, spans: NoSpans) -> Communicator:
     return TracedCommunicator(comm, spans)
 
 
-def open_wire(comm: Communicator, ctx: Context, topology: str = "auto") -> Communicator:
+def open_wire(comm: Communicator, ctx: RankContext, topology: str = "auto") -> Communicator:
     """What reduces by this topology among the ranks of `comm`, which is borrowed.
 
     Every rank calls it. "auto" is the fastest way: memory, where all ranks are on one host. What is
