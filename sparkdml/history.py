@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.errors import SetupError
+from sparkdml.history_columns import NOT_CURVES, VALIDATION, WHOLE
 from sparkdml.observe.curves import draw_panel
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-_NOT_CURVES = {"epoch", "rows", "steps", "seconds", "rows_per_second"}
-_WHOLE = {"epoch", "rows", "steps"}
 _MAX_TABLE_ROWS = 30  # in a notebook
 _RIGHT = ' style="text-align:right;padding:2px 8px"'
 
@@ -39,7 +38,7 @@ class History(Sequence[dict[str, float]]):
         topology: str | None = None,
     ) -> None:
         self._rows = [
-            {name: int(value) if name in _WHOLE else value for name, value in row.items()}
+            {name: int(value) if name in WHOLE else value for name, value in row.items()}
             for row in rows
         ]
         self.stopped = stopped  # why the run ended before its last epoch, if it did
@@ -110,8 +109,10 @@ class History(Sequence[dict[str, float]]):
             figure.set_layout_engine("constrained")
         for panel, name in zip(ax, names, strict=False):
             panel.plot(self.epoch, getattr(self, name), marker="o", label="training")
-            if f"val_{name}" in self.columns:
-                panel.plot(self.epoch, getattr(self, f"val_{name}"), marker="o", label="validation")
+            if f"{VALIDATION}{name}" in self.columns:
+                panel.plot(
+                    self.epoch, getattr(self, f"{VALIDATION}{name}"), marker="o", label="validation"
+                )
                 panel.legend(frameon=False)
             panel.set_title(name)
             panel.set_xlabel("epoch")
@@ -142,12 +143,12 @@ class History(Sequence[dict[str, float]]):
         return lines
 
     def _curve_names(self) -> list[str]:
-        return [n for n in self.columns if n not in _NOT_CURVES and not n.startswith("val_")]
+        return [n for n in self.columns if n not in NOT_CURVES and not n.startswith(VALIDATION)]
 
     def _draw(self, name: str) -> str:
         curves = {"training": [row[name] for row in self._rows]}
-        if f"val_{name}" in self.columns:
-            curves["validation"] = [row[f"val_{name}"] for row in self._rows]
+        if f"{VALIDATION}{name}" in self.columns:
+            curves["validation"] = [row[f"{VALIDATION}{name}"] for row in self._rows]
         return draw_panel(name, [row["epoch"] for row in self._rows], curves)
 
     def _table(self) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sparkdml.errors import ParameterError
+from sparkdml.history_columns import check_columns
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import (
     BestModel,
@@ -21,8 +22,6 @@ from sparkdml.training.optimizers import check_optimizers
 from sparkdml.training.plan import TaskPlan
 from sparkdml.training.sync_batch_norm import check_batch_norms
 from sparkdml.training.training import TrainingPlan
-
-FIXED_COLUMNS = ("epoch", "loss", "rows", "steps", "seconds", "rows_per_second")
 
 
 def check_objective(plan: TaskPlan, module: nn.Module) -> None:
@@ -51,12 +50,6 @@ def check_objective(plan: TaskPlan, module: nn.Module) -> None:
             f"a dict of {', '.join(plan.metrics)}",
             "with step= a list of the names of the values that it returns beside the loss",
         )
-    taken = {*FIXED_COLUMNS, *(f"{name}_loss" for name in plan.loss_names)}
-    for name in plan.metrics:
-        if name in taken:
-            raise ParameterError(
-                "metrics", name, "named differently from the history's own columns"
-            )
 
 
 def check_run(plan: TrainingPlan, module: nn.Module, strategy: Strategy) -> None:
@@ -84,18 +77,20 @@ def check_run(plan: TrainingPlan, module: nn.Module, strategy: Strategy) -> None
         )
     # A torchmetrics object may give several columns under its name.
     is_complete = not task.metric_objects and not any(map(_adds_columns, callbacks))
-    columns = history_columns(task, plan.schedule.validates).union(strategy.columns)
-    facts = RunFacts(task, module, columns, is_complete)
+    facts = RunFacts(task, module, _columns_of(plan, strategy), is_complete)
     for callback in callbacks:
         callback.check(facts)
 
 
-def history_columns(plan: TaskPlan, validates: bool) -> frozenset[str]:
-    measured = ["loss", *(f"{name}_loss" for name in plan.loss_names), *plan.metrics]
-    columns = {*FIXED_COLUMNS, *measured}
-    if validates:
-        columns.update(f"val_{name}" for name in measured)
-    return frozenset(columns)
+def _columns_of(plan: TrainingPlan, strategy: Strategy) -> frozenset[str]:
+    """The history's columns, but for those of callbacks."""
+    task = plan.task
+    of_strategy = {f"strategy {type(strategy).__name__}": strategy.columns}
+    of_callbacks = {f"callbacks {type(one).__name__}": one.columns for one in plan.callbacks}
+    columns = check_columns(
+        task.metrics, task.loss_names, plan.schedule.validates, {**of_strategy, **of_callbacks}
+    )
+    return columns.union(strategy.columns)
 
 
 def _adds_columns(callback: Callback) -> bool:

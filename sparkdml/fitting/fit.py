@@ -23,6 +23,7 @@ from sparkdml.feed.feed import FeedPlan
 from sparkdml.feed.sharding import count_rows, warn_if_not_deterministic
 from sparkdml.fitting.job import Fitted as Fitted
 from sparkdml.fitting.job import ReplayJob, TrainingJob, TrainingResult
+from sparkdml.history_columns import VALIDATION
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun, open_run
 from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.driver.request import LaunchRequest, OnEvent, ignore_event
@@ -212,4 +213,4 @@ def _validate(fit: Fit, weights: bytes, on_event: OnEvent) -> dict[str, Any]:
     if not totals.rows:
         raise DataError(NO_VALIDATION_ROWS)
     means = totals.means(task.metric_names, task.loss_names)
-    return {f"val_{name}": value for name, value in means.items()}
+    return {f"{VALIDATION}{name}": value for name, value in means.items()}

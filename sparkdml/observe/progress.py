@@ -16,6 +16,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from sparkdml.errors import ParameterError
+from sparkdml.history_columns import NOT_CURVES
 from sparkdml.observe.stragglers import Straggler, Times, describe_ranks
 
 WINDOW_SECONDS = 30.0  # long enough to take in a checkpoint or a short validation
@@ -87,8 +88,6 @@ LINE_SECONDS = 30.0  # between two lines within a long epoch, where there is no 
 MAX_TRACEBACK_LINES = 40
 MIN_BAR = 18  # columns, with its percentage
 BAR = "{desc}: {percentage:3.0f}%|{bar}| "  # then the facts; tqdm's own postfix has a comma first
-
-_NOT_SHOWN = {"epoch", "rows", "steps", "seconds", "rows_per_second"}
 
 
 class Progress:
@@ -173,7 +172,7 @@ class Progress:
         row = event["row"]
         self._epochs_done = epoch = int(row["epoch"])
         facts = {
-            name: f"{name} {value:.4g}" for name, value in row.items() if name not in _NOT_SHOWN
+            name: f"{name} {value:.4g}" for name, value in row.items() if name not in NOT_CURVES
         }
         facts["speed"] = f"{short(row['rows_per_second'])} samples/s"
         if self._bar is not None:

@@ -10,15 +10,10 @@ from torch import nn
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import ParameterError
+from sparkdml.history_columns import check_metric
 from sparkdml.params.converters import function
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
-
-# Columns of the history that metrics must not hide.
-RESERVED = {
-    *("epoch", "loss", "rows", "steps", "seconds", "rows_per_second"),
-    *("lr", "loss_scale", "skipped_steps", "best_epoch"),
-}
 
 
 def to_columns(value: Any) -> str | list[str]:
@@ -98,10 +93,7 @@ def to_metrics(value: Any) -> dict[str, Any] | list[str]:
             "a dict of functions (outputs, targets) -> value, or with step= a list of names",
         )
     for name in names:
-        if name in RESERVED or name.startswith("val_"):
-            raise ParameterError(
-                "metrics", name, "named otherwise: the history has a column of that name"
-            )
+        check_metric(name)
     return found
 
 

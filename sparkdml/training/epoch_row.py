@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import DataError
 from sparkdml.feed.batch import Batch
+from sparkdml.history_columns import VALIDATION
 
 if TYPE_CHECKING:
     from sparkdml.training.epoch_progress import EpochProgress
@@ -99,7 +100,7 @@ def validate(training: TrainingRun, batches: Iterable[Batch]) -> dict[str, float
         raise DataError(NO_VALIDATION_ROWS)
     row = {**forward.means(totals), **_compute_objects(training)}
     forward.metric_objects = trained_on
-    return {f"val_{name}": value for name, value in row.items()}
+    return {f"{VALIDATION}{name}": value for name, value in row.items()}
 
 
 def _compute_objects(training: TrainingRun) -> dict[str, float]:

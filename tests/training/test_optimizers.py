@@ -61,7 +61,10 @@ BAD = [
     (lambda: gan_plan(step=None, loss=nn.MSELoss()), "only step= knows how several modules meet"),
     (lambda: supervised(metrics=["kl"]), "a list of names goes with step="),
     (lambda: gan_plan(metrics={"a": max}), "with step= a list of the names"),
-    (lambda: gan_plan(metrics=["generator_loss"]), "the history has that column"),
+    (
+        lambda: gan_plan(metrics=["generator_loss"]),
+        "a column 'generator_loss' already, written by the loss of 'generator'",
+    ),
     (lambda: supervised(optimizer={"a": SGD}), "since model= is one module"),
     (
         lambda: gan_plan(optimizer={"generator": SGD}),

@@ -50,6 +50,9 @@ class Callback:
     change (a learning rate, the gradient), they must change alike on every rank.
     """
 
+    # What it adds to the rows of the history: names, or patterns such as "norm_*".
+    columns: tuple[str, ...] = ()
+
     def check(self, facts: RunFacts) -> None:
         """At the driver, before any job: raise a ParameterError for what can't work."""
 

@@ -71,6 +71,8 @@ class BestModel(Callback):
     The history gets a column `best_epoch`.
     """
 
+    columns = ("best_epoch",)
+
     def __init__(self, monitor: str = "val_loss", mode: Literal["min", "max"] = "min") -> None:
         check_mode(mode)
         self.monitor, self.mode = monitor, mode

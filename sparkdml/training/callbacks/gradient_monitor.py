@@ -31,6 +31,8 @@ class GradientMonitor(Callback):
         by_module: one mean more for each direct child of the module: `gradient_norm_<child>`.
     """
 
+    columns = ("gradient_norm", "gradient_norm_max", "gradient_norm_*")
+
     def __init__(self, every: int = 1, by_module: bool = False) -> None:
         if every < 1:
             raise ParameterError("every", every, "1 or more steps")

@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdml.errors import ParameterError
+from sparkdml.history_columns import OPTIMIZER
 from sparkdml.training.callbacks.base import Callback, RunFacts, missing_column
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class LearningRateSchedule(Callback):
         scale_with_workers: multiply the rate by the number of workers that the run began with.
         monitor: the column of the history that `ReduceLROnPlateau` looks at.
     """
+
+    columns = ("lr", "lr_[0-9]*", f"{OPTIMIZER}_lr", f"{OPTIMIZER}_lr_[0-9]*")
 
     def __init__(
         self,
