@@ -162,7 +162,7 @@ def main() -> None:
         fitted = make_estimator(strategy, epochs=8).fit(train)
         steps = sum(fitted.history.steps)
         found = fitted.evaluate(test)["accuracy"]
-        print(f"{strategy}: {steps:.0f} times models or gradients were summed, {found:.1%} right")
+        print(f"{strategy}: {steps:.0f} sums of gradients or models, {found:.1%} right")
     spark.stop()
 
 
