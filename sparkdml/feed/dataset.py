@@ -55,7 +55,7 @@ class Dataset:
     >>> for batch in rows.prefetch(2):
     ...     train(batch["features"], batch["label"])
 
-    Each pass over it is another epoch, shuffled anew if `shuffle` was asked for; without, the order
+    Each pass over it is another epoch, reshuffled if `shuffle` was called; without, the order
     is always that of the rows' hashes. Ranks have different rows and may differ in their number.
     """
 

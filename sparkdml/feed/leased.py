@@ -47,7 +47,7 @@ class PieceSource(Protocol):
 
 
 class SpoolSource:
-    """Everybody's spools."""
+    """All workers' spools."""
 
     def __init__(self, feed: Feed, shared: SharedRows, rank: int) -> None:
         self._feed, self._shared, self._rank = feed, shared, rank

@@ -133,7 +133,7 @@ class ServedTraining:
                     training.clock.lap("compute")
                     mark = mark_of_step(training.step + 1)
                     if isinstance(batch, LeasedBatch) and not batch.confirm(mark):
-                        epoch.rows_here -= batch.num_rows  # somebody else trains on them now
+                        epoch.rows_here -= batch.num_rows  # another worker trains on them now
                         continue
                     self._step(epoch, batch.num_rows)
                     if self._is_stopped:
@@ -163,7 +163,7 @@ class ServedTraining:
         epoch.tick()
 
     def _step_without_rows(self, epoch: Epoch) -> bool:
-        """A step without a row, beside those who have some; False if nobody has."""
+        """Make a step without a row, with workers that have some; False if none has."""
         self.task.grad(Batch.empty())
         self.client.push(SUMS, self.task.params.stats.double().cpu()).wait()
         self.client.clock()
@@ -240,7 +240,7 @@ class ServedTraining:
         training = self.training
         sums_before = self._sums_before
         if self._snapshot is not None:
-            self.comm.begin("a checkpoint")  # to which nobody comes who has trained since
+            self.comm.begin("a checkpoint")  # which no worker enters that has trained since
             # Once only: who comes back after the barrier must not undo what the others have done.
             if not self.ctx.rank and not self.ctx.ask("restored", done=False):
                 self.tables.check(self._snapshot)
@@ -264,7 +264,7 @@ class ServedTraining:
         return not reasons
 
     def end_epoch(self, epoch: Epoch) -> None:
-        """Everybody's totals, and the model that all have come to."""
+        """Return all workers' totals, and their common model."""
         self.pull.drop()
         self.client.flush()
         stats = self.client.stats

@@ -18,6 +18,7 @@ from sparkdml.comm.threads import run_threads
 from sparkdml.comparison.advice import Advice
 from sparkdml.comparison.advise import Found, Probe, combine
 from sparkdml.comparison.costs import Measured, Network
+from sparkdml.feed.request import BatchRequest
 from sparkdml.testing.digits import digits, digits_plan
 from sparkdml.testing.threads import ThreadContext
 
@@ -150,7 +151,7 @@ def test_small_differences_are_no_reason_to_move_rows():
 
 def test_one_slot_is_said_to_be_one():
     alone = replace(CLUSTER, max_workers=1, network=Network(0.0, 0.0))
-    assert "one slot" in repr(Advice(alone, epochs=1))
+    assert "one free slot" in repr(Advice(alone, epochs=1))
 
 
 def test_every_strategy_that_is_advised_is_there():
@@ -187,8 +188,8 @@ class ProbedContext(ThreadContext):
     num_rows = 20
 
     def feed(self, batch_size, epoch=0, shuffle=True, position=None):
-        assert epoch <= len(self.num_batches), "it would go on for ever"
-        return islice(super().feed(batch_size), self.num_batches[epoch - 1])
+        assert epoch <= len(self.num_batches), "it would never end"
+        return islice(super().read(BatchRequest(batch_size)), self.num_batches[epoch - 1])
 
 
 class Fruitless(ProbedContext):
