@@ -12,9 +12,10 @@ from sparkdml.comm.topologies.opening import TOPOLOGIES, open_topology
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.top_k import TopK
 from sparkdml.errors import NonFiniteLoss, ParameterError
+from sparkdml.feed.read_ahead import ReadAhead
 from sparkdml.runtime.worker import tracing
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.testing.digits import combined_batches, cut
+from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan
 from sparkdml.testing.threads import train_alone, train_on_threads
 from sparkdml.training.callbacks import Callback, EarlyStopping
 from sparkdml.training.plan import Schedule
@@ -263,3 +264,35 @@ def test_an_exchange_of_its_own_opens_no_other_topology(compression, monkeypatch
         cut(make_rows(32), [16, 16]),
     )
     assert opened == ["native"] * 2
+
+
+class Notes(AllReduce):
+    """Writes down when it reads a batch, sends a gradient, and has the sum."""
+
+    def batches(self, training, epoch):
+        self.notes = []
+        self._batches = ReadAhead(self._noted(super().batches(training, epoch)), training.reading)
+        return self._batches
+
+    def _noted(self, batches):
+        for batch in batches:
+            self.notes.append("read")
+            yield batch
+
+    def _send_next(self):
+        self.notes.append("send")
+        super()._send_next()
+
+    def agree(self, task):
+        totals = super().agree(task)
+        self.notes.append("sum")
+        return totals
+
+
+def test_the_next_batch_is_read_while_gradients_are_under_way():
+    trainings = train_on_threads(
+        Notes, digits_plan(lr=0.1), Schedule(1, 8), cut(digits(32), [16, 16])
+    )
+    for training in trainings:
+        first, second, end = ["read", "send", "read", "sum"], ["send", "sum"], ["send", "sum"]
+        assert training.ctx.strategy.notes == [*first, *second, *end]
