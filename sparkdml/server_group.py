@@ -1,4 +1,8 @@
-"""Servers that outlive a run: `with dml.ServerGroup(num_servers=2) as group: …`."""
+"""Servers that outlive a run: `with dml.ServerGroup(num_servers=2) as group: …`.
+
+Lives at the driver. A thread of its own waits for the servers' Spark job, which runs until the
+group is closed.
+"""
 
 from __future__ import annotations
 

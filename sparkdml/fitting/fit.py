@@ -1,6 +1,7 @@
-"""One fit at the driver: what is ready to be launched, with or without checkpoints.
+"""One fit at the driver: it launches the job, with or without checkpoints, and collects the result.
 
-A fit whose workers train alone: contributions become one model, validated in the end.
+Runs on the thread that called `fit`. Of workers that train by themselves (`Averaging`) it adds the
+contributions up to one model, and validates that in a job of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What an estimator ships: the body that every worker runs, and what comes back of it."""
+"""What an estimator ships: the callable that every worker runs, and what it returns.
+
+The callable is pickled at the driver and called once in each task, on its main thread.
+"""
 
 from __future__ import annotations
 

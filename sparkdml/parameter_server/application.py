@@ -1,9 +1,9 @@
-"""One user of a server group: a fit, or a store. It has its own tables, clocks, members and key.
+"""One user of a server group, a fit or a store: its own tables, clocks, members and key.
 
-A server group's applications, and the driver service that its servers ask.
-
-A server of the group looks here now and then for applications that have come or gone, and runs a
-server for each. What that one asks of its membership comes here too, with the application's number.
+At the driver a group keeps its applications, and the service that its servers ask: from time to
+time each server asks which applications have been opened or closed, and runs a server for each.
+What that server asks of its membership comes here too, with the application's number. Called on the
+control server's threads, and on those that open and close applications.
 """
 
 from __future__ import annotations

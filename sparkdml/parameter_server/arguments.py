@@ -1,6 +1,7 @@
-"""What of a parameter server's arguments goes together with which consistency model.
+"""Which of a parameter server's arguments go with which consistency model and which optimizer.
 
-From the user's optimizer to what the servers do with a gradient.
+Pure functions, called at the driver before any job; `updater_of`, which translates the user's
+optimizer into the servers' own, is called in workers too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Downpour SGD: workers that train on local models, and don't wait for each other.
+"""Downpour SGD: workers that train on local models and don't wait for each other.
 
-A worker fetches the model every `n_fetch` steps, makes steps of its own in between, and pushes the
-gradients that it has gathered every `n_push` steps. The servers apply what comes, whenever it
-comes, with Adagrad: its steps shrink where gradients are large, which is what makes stale ones
-bearable. Training may begin with one worker alone, until the model is past its wild beginnings.
-(Dean et al. 2012, "Large scale distributed deep networks", section 4.1; Adagrad: Duchi et al.
-2011.)
+A worker fetches the model every `n_fetch` steps, makes its own steps in between, and pushes the
+gradients that it has gathered every `n_push` steps. The servers apply pushes in the order in which
+they arrive, with Adagrad, whose steps shrink where gradients are large: that makes stale gradients
+bearable. One worker alone may train first, until the model has left its first, steep region. (Dean
+et al. 2012, "Large scale distributed deep networks", section 4.1; Adagrad: Duchi et al. 2011.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The evaluator of a parameter server: it measures the validation loss while the workers train.
 
-One ordinary task, which reads the rows that are held out and nothing else. Again and again it takes
-a snapshot of the model from the servers, measures it, and tells what it found as an event, with the
-step that it belongs to. It has no clock, and no worker waits for it; should it fail, Spark starts
-it again.
+It is one ordinary Spark task, which reads the held-out rows and nothing else. It takes snapshots of
+the model from the servers, measures each, and sends what it found as an event, with the step that
+it belongs to. It has no clock, and no worker waits for it; if it fails, Spark restarts it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Allreduce inside groups, a parameter server between them: few clients, and no group waits more
-than the consistency model asks it to.
+"""Allreduce inside groups, a parameter server between them.
 
-The workers of a group add their gradients up by their communicator, as one large worker; one of
-them pushes the sum and gives what it pulls to the others. Fewer workers run apart, so updates are
-less stale, and a slow host holds up its own group alone. Workers are a gang, since a collective
-needs all of a group. (Mamidala et al. 2018, "MXNET-MPI", arXiv 1801.03855.)
+The workers of a group sum their gradients through their communicator, as one large worker; one of
+them pushes the sum and broadcasts what it pulls to the others. There are fewer clients than
+workers, so updates are less stale, and a slow host delays its own group alone. Workers are a gang,
+since a collective needs all of a group. (Mamidala et al. 2018, "MXNET-MPI", arXiv 1801.03855.)
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A worker's progress, kept on the servers, so that each batch counts once despite restarts.
 
 A step is pushed to several tables, whose parts lie on several servers, and a worker may die between
-any two of these pushes. So all pushes of a step bear the step's mark, which goes on growing when
-the worker is started again, and a part takes each mark once (see `server/shard.py`). A worker that
-comes back repeats the last step that its row of this table tells of: the same rows under the same
-mark. Parts that had come through do nothing with it, the others get what they lacked; and the steps
-after it, should the row not tell of them yet, are made again in the same way.
+any two of these pushes. So all pushes of a step bear the step's mark, which keeps growing after a
+restart, and a part accepts each mark once (see `server/shard.py`). A restarted worker repeats the
+last step that its row of this table records: the same rows under the same mark. Parts that have
+this push ignore it, and the others apply it; later steps that the row does not record yet are
+repeated in the same way.
 """
 
 from __future__ import annotations

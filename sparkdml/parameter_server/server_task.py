@@ -1,9 +1,9 @@
-"""What a task of a server group does: it runs a server for each application, on a thread each.
+"""What a server's Spark task does, for one run or for a group of servers.
 
-So applications share nothing but the process: each has its own address and key, its own tables and
-clocks, and a consistency of its own. What goes wrong in one of them ends that one alone.
-
-A server's task: it serves until the driver ends the run, and tells what it counts.
+For one run it serves until the driver ends the run, and reports its counts. For a group it runs a
+server for each application, on a thread each. Applications share nothing but the process: each has
+its own address and key, tables, clocks and consistency model, and a failure ends only its own
+application.
 """
 
 from __future__ import annotations

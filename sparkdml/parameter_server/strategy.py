@@ -1,9 +1,9 @@
 """The parameter server as a strategy: servers hold the model, workers push gradients and pull it.
 
-Servers and workers are ordinary Spark tasks in two jobs, so Spark starts each one again by itself,
-while the others go on; the driver keeps the book of who serves and who works. What may be read
-when is the consistency model's (Li et al. 2014, OSDI; Ho et al. 2013; Hsieh et al. 2017); with
-`BSP()` every step equals one of AllReduce.
+Servers and workers are ordinary tasks of two Spark jobs, so Spark restarts each one by itself while
+the others continue; the driver keeps the membership. The consistency model says which version of
+the model may be read (Li et al. 2014, OSDI; Ho et al. 2013; Hsieh et al. 2017); with `BSP()` every
+step equals one of AllReduce. This file has the driver's side; a worker's loop is in `worker.py`.
 """
 
 from __future__ import annotations

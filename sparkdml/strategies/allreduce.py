@@ -1,9 +1,11 @@
 """Synchronous SGD by allreduce: the sum of all gradients is the same on every rank.
 
 The gradients are cut into fixed buckets, reduced always in the same order, so that two runs give
-the same bits. A model of several buckets overlaps: a bucket is on its way as soon as backward has
-filled it and all buckets before it are on their way too. (Goyal et al. 2017, arXiv 1706.02677;
-ring-allreduce as in Horovod, Sergeev and Del Balso 2018, arXiv 1802.05799.)
+the same bits. With several buckets communication overlaps with backward: a bucket is sent as soon
+as backward has filled it and all buckets before it have been sent. The next batch is read between
+sending the last bucket and waiting for the sums. Runs in each worker, on the loop's thread; the
+communicator's own threads carry the sums. (Goyal et al. 2017, arXiv 1706.02677; ring-allreduce as
+in Horovod, Sergeev and Del Balso 2018, arXiv 1802.05799.)
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Averaging: every worker trains by itself on its own rows, and the models are averaged once.
 
-The MapReduce way, for clusters where a gang can't be had: workers are ordinary tasks that never
-speak to each other, need not run at the same time, and are retried by Spark one by one, also under
-dynamic allocation. Their models, weighted by rows, are added up in a tree on the executors, as
-Spark's treeAggregate does. (Chu et al. 2006; Zinkevich et al. 2010, "Parallelized Stochastic
-Gradient Descent".) The average of models that have gone different ways may be a poor one: for
-convex problems it is good, for deep networks a baseline.
+The MapReduce way, for clusters that can't run all workers at the same time: workers are ordinary
+tasks that exchange nothing, and Spark retries them one by one, also under dynamic allocation. Their
+models, weighted by rows, are added up in a tree on the executors, as Spark's treeAggregate does.
+(Chu et al. 2006; Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent".) The average of
+models that have diverged may be poor: it is good for convex problems, and a baseline for deep
+networks.
 """
 
 from __future__ import annotations

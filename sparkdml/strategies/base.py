@@ -1,7 +1,9 @@
-"""The strategy's interface, and the loop that most strategies inherit.
+"""The strategy's interface, and the loop that synchronous strategies inherit.
 
-A strategy owns the loop, the roles and the shape of the Spark jobs. It imports no pyspark: what it
-needs of the world comes through the `Training` that it is given.
+A strategy owns the loop, the roles and the shape of the Spark jobs. It is made at the driver, where
+`check`, `roles` and `driver_service` are called, and is pickled to each worker, where `run` is
+called on the task's main thread, once for each submission. It imports no pyspark: everything that
+it needs comes through the `Training` that it is given.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Layered SGD: groups of workers, each with a communicator, a rank that does not train.
 
-Gradients are summed inside each group, through memory where it is on one host. Only the
-communicators talk to each other, and while they do, the workers read their next batch; then each
-group hears the sum of all. So few ranks meet over the slow network, and what they need there is
-hidden behind reading. The sum is that of AllReduce, but for the order of additions. (Yu et al.
-2019, arXiv 1906.05936.)
+Gradients are summed inside each group, through shared memory where it is on one host. Only the
+communicators exchange these sums, while the workers read their next batch; then each group receives
+the sum of all. So few ranks use the slow network, and their time on it is hidden behind reading.
+The sum is that of AllReduce, but for the order of additions. (Yu et al. 2019, arXiv 1906.05936.)
 """
 
 from __future__ import annotations

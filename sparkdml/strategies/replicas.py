@@ -1,6 +1,7 @@
-"""Ranks that have a model each: what they begin with, what is kept of them, how far apart they are.
+"""Ranks with a model each: what they begin with, what is kept of them, how far apart they are.
 
-Between the epochs' ends replicas differ. What is validated and brought home is their average.
+Between the epochs' ends replicas differ. What is validated and saved is their average. Runs in each
+worker, on the loop's thread; every rank calls the same functions in the same order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a worker that has trained by itself brings home, and how such contributions add up.
+"""What a worker that has trained by itself returns, and how such contributions add up.
 
-Sums only, so that they can be added in any order, on executors first: the weights times the rows
-that they were trained on, and each epoch's totals.
+Only sums, so that they can be added in any order, first on executors, then at the driver: the
+weights times the rows that they were trained on, and each epoch's totals.
 """
 
 from __future__ import annotations

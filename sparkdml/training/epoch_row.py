@@ -1,8 +1,8 @@
 """An epoch's row of the history: what was measured in training and in validation, over all ranks.
 
-Every rank calls these functions at the same moment, and gets the same numbers.
-
-A module's buffers (BatchNorm's statistics and the like), which each rank changes by itself.
+Runs in each worker at an epoch's end, on the loop's thread. Every rank calls these functions at the
+same moment and gets the same numbers. A module's buffers (BatchNorm's statistics and the like),
+which each rank has changed by itself, are merged here too, before the model is validated.
 """
 
 from __future__ import annotations

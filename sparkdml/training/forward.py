@@ -1,9 +1,8 @@
 """The forward pass on this rank's rows alone: losses and metrics as sums.
 
-Autocast, and the loss scale that keeps half-precision gradients from vanishing.
-
-The scale is a function of the agreed gradients alone, so all ranks have the same one without a
-word; ranks that take steps of their own agree on one when they meet, or at an epoch's end.
+With it, autocast, and the loss scale that keeps half-precision gradients from vanishing. The scale
+is a function of the agreed gradients alone, so all ranks have the same one without communication;
+ranks that take steps of their own agree on one when they average, or at an epoch's end.
 (Micikevicius et al. 2018, arXiv 1710.03740.)
 """
 

@@ -1,6 +1,7 @@
-"""What the user wants to train, as it is shipped to the workers: one frozen thing.
+"""What the user wants to train, as frozen values that are shipped to the workers.
 
-How long to train, and on how many rows at once.
+`TaskPlan` says what: model, loss, optimizer, metrics. `Schedule` says how long, and on how many
+rows at once. Both are made at the driver, and hold no open handles.
 """
 
 from __future__ import annotations

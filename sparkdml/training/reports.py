@@ -1,6 +1,7 @@
-"""What a worker tells of its training, now and then: how far it is, and where its time goes.
+"""What a worker reports of its training: how far it is, and where its time goes.
 
-Where a worker's time goes: laps between the parts of a step, added up and told now and then.
+Runs in the worker, on the loop's thread. A clock adds up the laps between the parts of a step;
+events go to the driver a few times a second at most, however short the steps are.
 """
 
 from __future__ import annotations

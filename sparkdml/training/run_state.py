@@ -1,4 +1,8 @@
-"""A run's state: what a checkpoint holds of a training, and how it is put back."""
+"""A run's state: what a checkpoint holds of a training, and how it is restored.
+
+Runs in each worker, on the loop's thread. The state refers to live tensors; the caller copies
+them if it keeps them, as the checkpointer does.
+"""
 
 from __future__ import annotations
 

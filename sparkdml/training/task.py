@@ -1,4 +1,8 @@
-"""The task: modules, their losses, optimizers and metrics, on this rank's rows alone."""
+"""The task: modules, their losses, optimizers and metrics, on this rank's rows alone.
+
+Each worker makes one from the shipped `TaskPlan` and owns it for the run. It communicates nothing:
+it computes sums into flat buffers, which the strategy adds up over the ranks, and applies them.
+"""
 
 from __future__ import annotations
 
@@ -163,6 +167,6 @@ class Task:
             self.forward.metric_objects.load(state, rank)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"the checkpoint is of another model or optimizer ({error}), which can't be gone "
-                "on from even by force. Use a new path"
+                f"the checkpoint is of another model or optimizer ({error}), so it can't be "
+                "resumed, even with resume='force'. Use a new path"
             ) from error

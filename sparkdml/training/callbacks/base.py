@@ -1,4 +1,7 @@
-"""The interface of callbacks."""
+"""The interface of callbacks.
+
+`check` runs at the driver, before any job. The hooks run in every worker, on the loop's thread.
+"""
 
 from __future__ import annotations
 
