@@ -32,7 +32,7 @@ from sparkdml.checkpoint.manifest import Manifest, Submission
 from sparkdml.observe import svg
 
 if TYPE_CHECKING:
-    from sparkdml.checkpoint.lineage import Lineage
+    from sparkdml.checkpoint.graph import Graph
 
 
 PLOT_START, PLOT_END = 286, 884
@@ -94,7 +94,7 @@ class Crowd:
 
 
 class Layout:
-    def __init__(self, lineage: Lineage) -> None:
+    def __init__(self, lineage: Graph) -> None:
         self.lineage = lineage
         recorded = {submission.number for submission in lineage.submissions}
         numbers = sorted(recorded | {manifest.submission for manifest in lineage.manifests})
@@ -185,12 +185,12 @@ _MARKS |= {"failed": "failure", "running": "running"}
 _LINES = {"main": "main line", "faded": "given up", "dotted": "after the last checkpoint"}
 
 
-def draw(lineage: Lineage) -> str:
+def draw(lineage: Graph) -> str:
     return _Drawing(lineage).document()
 
 
 class _Drawing:
-    def __init__(self, lineage: Lineage) -> None:
+    def __init__(self, lineage: Graph) -> None:
         self.lineage = lineage
         self.at = Layout(lineage)
         self.used: set[str] = set()  # what the legend must explain

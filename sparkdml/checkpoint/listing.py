@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sparkdml.checkpoint.manifest import Manifest, Submission
 
 if TYPE_CHECKING:
-    from sparkdml.checkpoint.lineage import Lineage
+    from sparkdml.checkpoint.graph import Graph
 
 SCREEN_LINES = 40
 LONGEST_CAUSE = 100
@@ -31,7 +31,7 @@ class _Row:
     content: Manifest | str  # a checkpoint, or an event in words
 
 
-def listing(lineage: Lineage, full: bool = False) -> str:
+def listing(lineage: Graph, full: bool = False) -> str:
     rows = list(_rows(lineage, full))
     if not full:
         folded = list(_folded(rows, ends=2))
@@ -46,7 +46,7 @@ def listing(lineage: Lineage, full: bool = False) -> str:
     return "\n".join([summary(lineage), *[line.rstrip() for line in lines]])
 
 
-def _rows(lineage: Lineage, full: bool) -> Iterator[_Row]:
+def _rows(lineage: Graph, full: bool) -> Iterator[_Row]:
     waiting: list[tuple[int, Manifest | Submission | str]] = []
 
     def put(lane: int, branches: Sequence[Manifest | Submission]) -> None:
@@ -128,7 +128,7 @@ def _table(manifests: Sequence[Manifest]) -> list[str]:
 # -- the words, which the drawing uses as well ---------------------------------------------------
 
 
-def summary(lineage: Lineage) -> str:
+def summary(lineage: Graph) -> str:
     """The run in one line."""
     if not lineage.manifests and not lineage.submissions:
         return "no checkpoints yet"
@@ -145,7 +145,7 @@ def summary(lineage: Lineage) -> str:
     return f"{', '.join(parts)}; {state}{last}"
 
 
-def began(lineage: Lineage, submission: Submission) -> str:
+def began(lineage: Graph, submission: Submission) -> str:
     workers = count(submission.num_workers, "worker")
     when = moment(submission.started)
     if submission.resumed_from is None:
