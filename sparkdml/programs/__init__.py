@@ -1,1 +1,1 @@
-"""Programs that are parallel in the data and in the model: schedule, push, pull."""
+"""Data- and model-parallel programs in Petuum's model: schedule, push, pull."""

@@ -1,9 +1,9 @@
-"""Petuum's programming model: a program is what it does in `schedule`, `push` and `pull`.
+"""Petuum's programming model: a program implements `schedule`, `push` and `pull`.
 
-`schedule` says which parameters each worker may touch in this round, so that no two workers spoil
-each other's work; `push` computes on a worker's own rows with these parameters; `pull` puts
-together what the workers found. The parameters themselves live in tables on the servers, and a
-worker holds those of its round alone. (Lee et al. 2014, "On model parallelization and scheduling
+`schedule` assigns each worker the parameters that it may change in this round, so that workers
+don't interfere; `push` computes on a worker's own rows with these parameters; `pull` combines the
+workers' results. The parameters are in tables on the servers, and a worker holds only those of its
+round. (Lee et al. 2014, "On model parallelization and scheduling
 strategies for distributed machine learning"; Xing et al. 2015, "Petuum".)
 """
 
@@ -24,18 +24,18 @@ class Program(ABC):
 
     @abstractmethod
     def schedule(self, round: int, num_workers: int) -> Sequence[Tensor] | None:
-        """At rank 0: what each worker works on, as one flat int64 tensor each; None at the end."""
+        """On rank 0: return each worker's work as a flat int64 tensor, or None at the end."""
 
     @abstractmethod
     def push(self, work: Tensor) -> Tensor:
-        """In every worker: compute on its own rows; what rank 0 must know of it, in float64."""
+        """In every worker: compute on its own rows; return the result for rank 0, in float64."""
 
     @abstractmethod
     def pull(self, works: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        """At rank 0: put together what the workers found."""
+        """On rank 0: combine the workers' results."""
 
     def finish(self) -> None:
-        """In every worker, after the last round: give back what it still holds."""
+        """In every worker, after the last round: release what it still holds."""
         return
 
 
@@ -63,7 +63,7 @@ def run_program(program: Program, comm: Communicator, max_rounds: int | None = N
 
 
 def _hand_out(works: Sequence[Tensor] | None, comm: Communicator) -> Tensor | None:
-    """Each rank's work; None for all of them when there is none left."""
+    """Return this rank's work, or None on all ranks when there is none left."""
     messages = None
     if comm.rank == 0:
         parts = [torch.empty(0, dtype=torch.int64)] * comm.size if works is None else works

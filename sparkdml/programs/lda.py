@@ -13,11 +13,9 @@ no document comes twice: a document's counts are exact for each of its words, wh
 comes several times in a batch is sampled as if the others kept the topics they had (as between the
 processors of Newman et al. 2009, "Distributed algorithms for topic models").
 
-Document completion: how well topics foretell the second half of a document from its first.
-
-The topics may come from anywhere. A document's mixture is fitted to the words that are shown, the
-topics staying as they are, and judged by the words that are not. (Wallach et al. 2009, "Evaluation
-methods for topic models".)
+Topics are evaluated by document completion: how well they predict one half of a document from the
+other. A document's mixture is fitted to its shown words, with fixed topics, and evaluated on its
+hidden words. (Wallach et al. 2009, "Evaluation methods for topic models".)
 """
 
 from __future__ import annotations

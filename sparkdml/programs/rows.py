@@ -1,6 +1,6 @@
-"""Entries to the workers that own them: Spark spreads rows by hash, a program by its blocks.
+"""Rows for programs: a worker's rows of a DataFrame as arrays, and redistributing them by owner.
 
-A worker's rows of a DataFrame as whole arrays, for programs that go through them many times.
+Spark distributes rows by hash, while a program needs them by its blocks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sparkdml.runtime.worker.context import Context
 
 
 def deal(comm: Communicator, owner: Ints, *columns: NDArray[Any]) -> list[NDArray[Any]]:
-    """Send entry i of every column to rank `owner[i]`; this rank's own, in an order of ranks.
+    """Send entry i of every column to rank `owner[i]`; return the received ones, in rank order.
 
-    Every rank calls it, with columns of the same kinds.
+    Every rank calls it, with columns of the same dtypes.
     """
     order = np.argsort(owner, kind="stable")
     borders = np.cumsum(np.bincount(owner, minlength=comm.size))[:-1]
@@ -33,7 +33,7 @@ def deal(comm: Communicator, owner: Ints, *columns: NDArray[Any]) -> list[NDArra
 
 
 def sum_over_ranks(comm: Communicator, *values: float | NDArray[np.float64]) -> NDArray[np.float64]:
-    """All values in one vector, each added up over the ranks."""
+    """Sum each value over the ranks, and return all sums in one vector."""
     flat = np.concatenate([np.atleast_1d(np.asarray(value, dtype=np.float64)) for value in values])
     return comm.allreduce_(torch.from_numpy(flat)).numpy()
 
@@ -42,7 +42,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 def read_columns(ctx: Context, *names: str) -> list[NDArray[Any]]:
-    """These columns of this worker's rows, in memory; empty ones where it has no row."""
+    """Read these columns of this worker's rows into memory; empty arrays if it has no rows."""
     kinds = {column.name: column.dtype for column in ctx.data.plan.columns}
     for name in names:
         if name not in kinds:

@@ -1,1 +1,1 @@
-"""What our tests are made of, and users' tests may use too: contract suites, threads, tiny data."""
+"""Helpers for tests, users' tests included: contract suites, threads as ranks, small data sets."""

@@ -1,6 +1,7 @@
-"""What reductions must do: every dtype, op, shape and stride; overlap; the same bits.
+"""Checks of collectives, which run on every rank of a communicator.
 
-What collectives that only move tensors must do: nothing lost, nothing changed, in order.
+Reductions: every dtype, op, shape and stride, overlap, and the same bits in every run. Collectives
+that only move tensors: nothing is lost or changed, and the order is kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The register of what communicators must do, and what the checks share.
+"""The registry of checks of communicators, and their helpers.
 
-A check is a function that runs on all ranks at the same time. The numbers in it are small
-integers, so sums are exact in every dtype and order, and equality is exact.
+A check is a function that runs on all ranks at the same time. Its numbers are small integers, so
+sums are exact in every dtype and order, and can be compared exactly.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def equal(actual: Tensor, expected: Tensor) -> None:
 
 
 def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor that tells its rank: small integers, different from rank to rank."""
+    """Return a tensor of small integers that depend on the rank."""
     count = torch.arange(int(torch.tensor(shape).prod()) if shape else 1)
     return (count % 5 + rank + 1).reshape(shape).to(dtype)
 
 
 def marked_tensors(rank: int) -> tuple[Tensor, Tensor]:
-    """One that is conjugated, one that is negated: torch notes it and leaves the memory alone."""
+    """Return a lazily conjugated and a lazily negated tensor; their memory is unchanged."""
     conjugated = torch.complex(of_rank(rank, 3), of_rank(rank, 3)).conj()
     negated = torch.complex(of_rank(rank, 1), of_rank(rank, 1)).conj().imag
     assert conjugated.is_conj()

@@ -1,11 +1,11 @@
-"""The contract suite of communicators: subclass it, say how to run a function on every rank.
+"""The contract suite of communicators: subclass it, and implement running a function on every rank.
 
     class TestMine(CommunicatorContract):
         @pytest.fixture
         def on_every_rank(self):
             return lambda check: my_run(2, check)
 
-A new promise is a new function in one of the modules below; it then holds for every communicator.
+A new check is a function in one of the modules below; it then runs for every communicator.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from importlib import import_module
 
 import pytest
 
-# Before they are imported, so that a failed assert shows its values.
+# Registered before the import, so that a failed assert shows its values.
 _MODULES = [f"sparkdml.testing.{name}_checks" for name in ("communicator", "collective", "message")]
 pytest.register_assert_rewrite(*_MODULES)
 
 from sparkdml.testing.communicator_checks import CHECKS, Check  # noqa: E402
 
 for _module in _MODULES:
-    import_module(_module)  # adds its checks to CHECKS
+    import_module(_module)  # registers its checks in CHECKS
 
 OnEveryRank = Callable[[Check], object]
 
 
 class CommunicatorContract:
-    """Runs every check; a backend without point to point passes those checks by having none."""
+    """Runs every check; checks of point to point pass with backends that have none."""
 
     @pytest.fixture
     def on_every_rank(self) -> OnEveryRank:

@@ -1,4 +1,4 @@
-"""A small set to learn: scikit-learn's digits, a model that learns them in a second, and parts."""
+"""A small data set: scikit-learn's digits, split into parts, and a model that learns them fast."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def digits(count: int = 400) -> Rows:
 
 
 def cut(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
-    """The first rows in parts of these sizes, one for each rank."""
+    """Split the first rows into parts of these sizes, one per rank."""
     parts, start = [], 0
     for size in sizes:
         parts.append({name: value[start : start + size] for name, value in rows.items()})
@@ -38,7 +38,7 @@ def cut(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
 
 
 def combined_batches(parts: Sequence[Rows], batch_size: int) -> Iterator[Rows]:
-    """What one process must be given: every rank's batch of each step, put together."""
+    """Yield the batches of an equivalent single process: all ranks' batches of a step, joined."""
     num_steps = max(-(-len(next(iter(part.values()))) // batch_size) for part in parts)
     for step in range(num_steps):
         rows = slice(step * batch_size, (step + 1) * batch_size)

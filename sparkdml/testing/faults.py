@@ -1,4 +1,4 @@
-"""Faults on purpose: a callback that makes one rank fail after one step, once."""
+"""Fault injection: callbacks that make one rank fail after one step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ KINDS = ("raise", "kill", "kill-executor", "stop")
 
 
 class Injected(RuntimeError):
-    """What the fault "raise" raises."""
+    """The exception that the fault "raise" raises."""
 
 
 class FaultAt(Callback):
-    """One fault, at one rank, after one step.
+    """A fault on one rank, after one step.
 
     Args:
         rank, step: where and when.
         kind: "raise" an exception, "kill" the Python worker with -9, "kill-executor" its JVM, or
-            "stop" the worker with SIGSTOP, so that it no longer answers.
-        folder: remembers on disk that it has happened, so that a restarted run comes through.
-        times: how often it happens before it is over.
+            "stop" the worker with SIGSTOP, so that it no longer responds.
+        folder: a folder in which faults are recorded, so that a restarted run does not repeat them.
+        times: how often the fault occurs.
     """
 
     def __init__(self, rank: int, step: int, kind: Kind, folder: str, times: int = 1) -> None:
@@ -52,11 +52,11 @@ class FaultAt(Callback):
         return False
 
     def __repr__(self) -> str:
-        return "FaultAt()"  # its details are no part of what is trained
+        return "FaultAt()"  # the arguments don't change what is trained
 
 
 class FailsAt(Callback):
-    """Raises at one rank, each time that it is after one step; at step 0 it never does."""
+    """Raises on one rank every time that it has made a given step; never with step=0."""
 
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
@@ -66,11 +66,11 @@ class FailsAt(Callback):
             raise Injected(f"rank {self.rank} at step {self.step}")
 
     def __repr__(self) -> str:
-        return "FailsAt()"  # when is no part of what is trained
+        return "FailsAt()"  # the arguments don't change what is trained
 
 
 class StopAt(Callback):
-    """Asks for the run's end at one rank, after one step."""
+    """Requests the end of the run on one rank, after one step."""
 
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
@@ -80,20 +80,20 @@ class StopAt(Callback):
             training.request_stop("a test asked")
 
     def __repr__(self) -> str:
-        return "StopAt()"  # when is no part of what is trained
+        return "StopAt()"  # the arguments don't change what is trained
 
 
 def strike(kind: Kind) -> None:
-    """Do it, to this very process or to its executor."""
+    """Inject the fault into this process or its executor."""
     if kind == "raise":
-        raise Injected("a fault that was asked for")
+        raise Injected("an injected fault")
     if kind == "kill-executor":
         os.kill(executor_of(os.getpid()), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
 
 
 def executor_of(pid: int) -> int:
-    """The JVM that a Python worker belongs to."""
+    """Return the PID of the JVM to which a Python worker belongs."""
     for parent in psutil.Process(pid).parents():
         if parent.name() == "java":
             return int(parent.pid)

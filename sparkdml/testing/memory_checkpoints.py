@@ -1,6 +1,6 @@
-"""Checkpoints in memory: a run on threads that is interrupted and goes on, without a store.
+"""Checkpoints in memory, with which runs on threads can be interrupted and resumed without a store.
 
-The states pass through the encoding of real checkpoints, so what could not be written is refused.
+States pass through the encoding of real checkpoints, so values that can't be written are refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Saved:
 
 
 class MemoryCheckpoints:
-    """What the ranks of one run after another save; give it to each of them.
+    """The checkpoints of consecutive runs; pass the same object to all of them.
 
     Args:
-        every: how many steps lie between two checkpoints. Each epoch's end has one, too.
+        every: the number of steps between two checkpoints. Each epoch's end has one, too.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -63,12 +63,12 @@ class MemoryCheckpoints:
             self._saved.append(saved)
 
     def all(self) -> list[Saved]:
-        """What has been saved, also by some ranks alone, in its order."""
+        """Return all checkpoints in order, including those that only some ranks have saved."""
         return list(self._saved)
 
 
 class RankCheckpoints:
-    """One rank's `ctx.checkpoint`, on top of what all ranks share."""
+    """One rank's `ctx.checkpoint`, on the checkpoints that all ranks share."""
 
     writes, busy = True, False
 
@@ -123,4 +123,4 @@ class RankCheckpoints:
         return {**shared, **merge([parts[rank] for rank in sorted(parts, key=lambda r: r or 0)])}
 
     def wait(self) -> None:
-        """Nothing is ever on its way."""
+        """Do nothing: writes are synchronous."""

@@ -1,7 +1,4 @@
-"""What point to point must do, where a communicator has it.
-
-What splitting must do, and how misuse is refused.
-"""
+"""Checks of point to point (if a communicator has it), of splitting, and of refused arguments."""
 
 from __future__ import annotations
 
@@ -119,7 +116,7 @@ def split_makes_groups_by_color(comm: Communicator) -> None:
     gathered = group.allgather(torch.tensor([comm.rank]))
     assert torch.cat(gathered).tolist() == mine
     equal(group.broadcast_(torch.tensor(comm.rank), group.size - 1), torch.tensor(mine[-1]))
-    # The parent still works beside its groups.
+    # The parent still works while its groups are open.
     equal(comm.allreduce_(of_rank(comm.rank, 2)), reduced(comm.size, "sum", 2))
     group.close()
     equal(comm.allreduce_(of_rank(comm.rank, 2)), reduced(comm.size, "sum", 2))
@@ -149,7 +146,7 @@ def groups_can_be_split_by_their_members_alone(comm: Communicator) -> None:
 
 @check
 def misuse_is_refused_with_the_reason(comm: Communicator) -> None:
-    # Only what every rank refuses by itself: afterwards all still agree on what was called.
+    # Only calls that every rank refuses by itself, so that all ranks stay in step.
     number = torch.ones(2)
     with pytest.raises(ParameterError, match="op must be one of"):
         comm.allreduce_(number, "median")  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
-"""Tiny models, losses and metrics that can be imported by name, in workers too.
+"""Small models, losses, metrics and callbacks that workers can import by name.
 
-Objectives that are no (outputs, targets): a GAN, an auto-encoder, a contrastive model.
-
-Tiny, and importable by name in workers too. They expect columns `x` (two numbers) and `noise`.
+The custom objectives (a GAN, an auto-encoder, a contrastive model) expect columns `x` (two numbers)
+and `noise`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class TinyClassifier(nn.Module):
 
 
 class TiedAutoencoder(nn.Module):
-    """Two layers that share one weight, and a buffer that the state does not have."""
+    """Two layers that share one weight, and a non-persistent buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,12 +50,12 @@ class TiedAutoencoder(nn.Module):
 
 
 def make_classifier() -> nn.Module:
-    """The same by a function."""
+    """Return a `TinyClassifier`."""
     return TinyClassifier()
 
 
 def make_wider(hidden: int) -> nn.Module:
-    """The same by a function that needs an argument."""
+    """Return a `TinyClassifier` of another width."""
     return TinyClassifier(hidden)
 
 
@@ -65,7 +64,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class CountEpochs(Callback):
-    """A callback that keeps its argument as Spark's persistence wants it, and one thing more."""
+    """A callback with an argument, which persistence saves, and other state, which it does not."""
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
@@ -76,14 +75,14 @@ class CountEpochs(Callback):
 
 
 def noisy_classifier() -> nn.Module:
-    """Batch statistics and dropout: all that makes a run's bits depend on its past."""
+    """A model with batch statistics and dropout, whose results depend on the run's history."""
     return nn.Sequential(
         nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
     )
 
 
 class RecordsRows(nn.Module):
-    """Remembers the ids of the rows that it is trained on, until `WritesRows` writes them down."""
+    """Records the ids of the rows that it is trained on, for `WritesRows` to write."""
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class WritesRows(Callback):
 
 
 class RefusesRows(nn.Module):
-    """Raises when it sees a row that is out of bounds; of 64 numbers, as pictures of digits are."""
+    """Raises on a row that is out of bounds; rows have 64 numbers, like the digits."""
 
     def __init__(self) -> None:
         super().__init__()
