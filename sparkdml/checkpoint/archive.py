@@ -1,6 +1,7 @@
-"""The checkpoints of one run in a store: find, read, commit, prune. Used at the driver.
+"""The checkpoints of one run in a store: find, read, commit, prune.
 
-Reading a checkpoint's parts: only what has the size and the hash of its manifest is used.
+Driver only; workers call `read_part` alone, which accepts a part only if it has the size and the
+hash that its manifest records.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Writes a snapshot behind the training thread: one at a time, hashed on its way out.
+"""Writes a worker's snapshots in the background, one at a time, and hashes what it writes.
 
-A copy of the state in host memory: all that the training thread pays for a checkpoint.
-
-The memory is kept and used again: fresh pages would cost more than the copy itself.
+The training thread pays only for a copy of the state into host memory, which is kept and reused:
+allocating fresh pages would cost more than the copy. The rest happens on a thread of its own, named
+`sparkdml-checkpoint`.
 """
 
 from __future__ import annotations

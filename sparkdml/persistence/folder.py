@@ -1,11 +1,9 @@
-"""Files of a saved model, on the driver's disk or on whatever file system Spark's Hadoop knows.
+"""The folder of a saved stage: through Spark's Hadoop, through fsspec, or on this machine.
 
-Files of a saved model where there is no Spark at all: a folder of this machine.
-
-Files of a saved model where there is no JVM: a Spark Connect client writes and reads by itself.
-
-A path without a scheme, or with `file:`, is on the client's own machine; other URLs are opened by
-fsspec. What is written is what a classic session writes, so that either can load it.
+Driver only. `Folder` is for classic sessions; local paths bypass the JVM. `ConnectFolder` is for a
+Spark Connect client, which has no JVM: a path without a scheme is on the client's machine, other
+URLs are opened by fsspec. `PlainFolder` needs no Spark at all. All three write the same layout, so
+that each can load what another has saved.
 """
 
 from __future__ import annotations
