@@ -91,5 +91,5 @@ class ClassicCluster:
 
     def kill_task(self, task_id: int) -> bool:
         jsc: Any = self._sc._jsc.sc()
-        killed: bool = jsc.killTaskAttempt(task_id, True, "its process does not answer")
+        killed: bool = jsc.killTaskAttempt(task_id, True, "its process sends no heartbeats")
         return killed
