@@ -20,7 +20,7 @@ from sparkdml.parameter_server.client.cutting import parts_of
 from sparkdml.parameter_server.client.requests import PartsTicket, Request
 from sparkdml.parameter_server.optimizers import Add, Updater, updater_from
 from sparkdml.parameter_server.partition import Table
-from sparkdml.parameter_server.server.shard import Shard
+from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import ClientStats
 from sparkdml.parameter_server.wire.frames import (
     CREATE,
@@ -35,7 +35,7 @@ from sparkdml.parameter_server.wire.frames import (
 )
 
 
-def join_parts(table: Table, parts: list[Shard]) -> dict[str, Any]:
+def join_parts(table: Table, parts: list[Partition]) -> dict[str, Any]:
     """The parts of a table as one state of tensors, numbers and text."""
     assert len(parts) == table.num_parts
     slots = {}
@@ -50,22 +50,24 @@ def join_parts(table: Table, parts: list[Shard]) -> dict[str, Any]:
     }
 
 
-def split_state(name: str, state: Mapping[str, Any], part_bytes: int) -> list[Shard]:
+def split_state(name: str, state: Mapping[str, Any], part_bytes: int) -> list[Partition]:
     """The inverse, for any size of parts."""
     values: Tensor = state["values"]
     table = Table.of(name, values, state["rows"], part_bytes)
     matrix = table.matrix(values.contiguous())
     updater = updater_from(state["updater"])
-    shards = []
+    partitions = []
     for part in range(table.num_parts):
         start, stop = table.range(part)
-        shard = Shard.new(table, part, updater, matrix[start:stop])
-        for slot_name, fresh in shard.slots.items():
+        partition = Partition.new(table, part, updater, matrix[start:stop])
+        for slot_name, fresh in partition.slots.items():
             slot: Tensor = state["slots"][slot_name]
             by_row = len(slot) == table.num_rows
-            shard.slots[slot_name] = (slot[start:stop] if by_row else slot).clone().view_as(fresh)
-        shards.append(shard)
-    return shards
+            partition.slots[slot_name] = (
+                (slot[start:stop] if by_row else slot).clone().view_as(fresh)
+            )
+        partitions.append(partition)
+    return partitions
 
 
 BYTES_AT_ONCE = 32 << 20
@@ -126,19 +128,19 @@ class TableBook:
     def snapshot(self, clock: int) -> Snapshot:
         found = {}
         for name, known in list(self._known.items()):
-            shards: list[Shard] = []
+            partitions: list[Partition] = []
             parts = iter(range(known.table.num_parts))
             while batch := list(islice(parts, self._at_once)):
-                shards += self._whole_parts(known.table, batch, clock)
-            found[name] = join_parts(known.table, shards)
+                partitions += self._whole_parts(known.table, batch, clock)
+            found[name] = join_parts(known.table, partitions)
         return found
 
     def restore(self, snapshot: Snapshot) -> None:
         for name, state in snapshot.items():
-            shards = split_state(name, state, self._part_bytes)
+            partitions = split_state(name, state, self._part_bytes)
             exact = name in self._known and self._known[name].exact
-            self._known[name] = Known(shards[0].table, shards[0].updater, exact)
-            copies = (shard.to_parts() for shard in shards)
+            self._known[name] = Known(partitions[0].table, partitions[0].updater, exact)
+            copies = (partition.to_parts() for partition in partitions)
             self._change_all(
                 (entries[0], RESTORE, text, tuple(entries[1:])) for text, entries in copies
             )
@@ -170,15 +172,15 @@ class TableBook:
             )
         return sorted(missing)
 
-    def _whole_parts(self, table: Table, parts: Iterable[int], clock: int) -> list[Shard]:
-        shards: dict[int, Shard] = {}
+    def _whole_parts(self, table: Table, parts: Iterable[int], clock: int) -> list[Partition]:
+        partitions: dict[int, Partition] = {}
 
         def note(message: Message, answer: Entry) -> None:
-            shards[answer.part] = Shard.from_parts(message.text or {}, message.entries)
+            partitions[answer.part] = Partition.from_parts(message.text or {}, message.entries)
 
         entries = [Entry(table.number, part) for part in parts]
         self._send_all(Kind.PULL, entries, note, flags=WHOLE, clock=clock, alone=True)
-        return [shards[entry.part] for entry in entries]
+        return [partitions[entry.part] for entry in entries]
 
     def _send_all(
         self,

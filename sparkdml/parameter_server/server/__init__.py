@@ -1,1 +1,1 @@
-"""The server's end: shards, clocks, replication."""
+"""The server's end: partitions, clocks, replication."""

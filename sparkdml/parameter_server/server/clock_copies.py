@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from sparkdml.parameter_server.consistency import Clocks
 from sparkdml.parameter_server.partition import Key
-from sparkdml.parameter_server.server.shard import Push, Shard
+from sparkdml.parameter_server.server.stored_partition import Partition, Push
 from sparkdml.parameter_server.wire.frames import Entry, Status
 
 KEPT_SECONDS = 60.0  # for one who has asked and doesn't come again
@@ -31,7 +31,7 @@ KEPT_SECONDS = 60.0  # for one who has asked and doesn't come again
 @dataclass
 class Copy:
     clock: int
-    shard: Shard | None  # None before the step that it waits for
+    partition: Partition | None  # None before the step that it waits for
     asked_at: float
 
 
@@ -47,50 +47,50 @@ class ClockCopies:
         self,
         answer: Entry,
         sender: int,
-        shard: Shard,
+        partition: Partition,
         clock: int,
         sessions: Collection[int],
         wants_values: bool,
     ) -> None:
         """Say how far the copy is, begin it if there is none, and hand it over once it is done."""
-        now, lowest = time.monotonic(), self._lowest(shard, sessions)
+        now, lowest = time.monotonic(), self._lowest(partition, sessions)
         answer.clock = lowest
         copy = self._copies.get(answer.key, {}).get(sender)
         if copy is None or copy.clock != clock:
             if clock < lowest:
                 answer.status = Status.LATE
                 return
-            copy = self._begin(answer.key, sender, shard=shard, clock=clock, now=now)
+            copy = self._begin(answer.key, sender, partition=partition, clock=clock, now=now)
         copy.asked_at = now
-        is_at_rest = self._is_at_rest(shard, sessions)
-        if copy.shard is None and is_at_rest:
-            copy.shard = copy_of(shard)
+        is_at_rest = self._is_at_rest(partition, sessions)
+        if copy.partition is None and is_at_rest:
+            copy.partition = copy_of(partition)
         is_over = self._aggregates or is_at_rest or self._clocks.all_have_finished(clock)
-        if copy.shard is None or not is_over:
+        if copy.partition is None or not is_over:
             answer.status = Status.WAIT
         elif wants_values:
-            answer.values, answer.generation = copy.shard.values.reshape(-1), self._roster
+            answer.values, answer.generation = copy.partition.values.reshape(-1), self._roster
             del self._copies[answer.key][sender]
 
-    def _lowest(self, shard: Shard, sessions: Collection[int]) -> int:
+    def _lowest(self, partition: Partition, sessions: Collection[int]) -> int:
         """The first clock that the part can still be had after."""
         if self._aggregates:
-            return shard.stepped
-        last = [at for session, at in shard.pushed_at.items() if session in sessions]
+            return partition.stepped
+        last = [at for session, at in partition.pushed_at.items() if session in sessions]
         return max(self._clocks.slowest, 1 + max(last, default=-1))
 
-    def _is_at_rest(self, shard: Shard, sessions: Collection[int]) -> bool:
+    def _is_at_rest(self, partition: Partition, sessions: Collection[int]) -> bool:
         """Whether no worker is in this roster, so that no push can come: servers may then differ in
         what they take for the slowest clock.
         """
-        return not sessions and (not self._aggregates or shard.stepped >= self._clocks.slowest)
+        return not sessions and (not self._aggregates or partition.stepped >= self._clocks.slowest)
 
-    def _begin(self, key: Key, sender: int, shard: Shard, clock: int, now: float) -> Copy:
+    def _begin(self, key: Key, sender: int, partition: Partition, clock: int, now: float) -> Copy:
         of_part = self._copies.setdefault(key, {})
         for other in [o for o, copy in of_part.items() if now - copy.asked_at > KEPT_SECONDS]:
             del of_part[other]
-        is_there = not self._aggregates or shard.stepped == clock
-        of_part[sender] = Copy(clock, copy_of(shard) if is_there else None, now)
+        is_there = not self._aggregates or partition.stepped == clock
+        of_part[sender] = Copy(clock, copy_of(partition) if is_there else None, now)
         return of_part[sender]
 
     def pushed(self, key: Key, push: Push) -> None:
@@ -99,14 +99,14 @@ class ClockCopies:
             return
         for copy in self._copies.get(key, {}).values():
             if push.clock < copy.clock:
-                assert copy.shard is not None
-                copy.shard.take(push, keep=False)
+                assert copy.partition is not None
+                copy.partition.take(push, keep=False)
 
-    def stepped(self, key: Key, shard: Shard) -> None:
+    def stepped(self, key: Key, partition: Partition) -> None:
         """The part has made a clock's step."""
         for copy in self._copies.get(key, {}).values():
-            if copy.clock == shard.stepped:
-                copy.shard = copy_of(shard)
+            if copy.clock == partition.stepped:
+                copy.partition = copy_of(partition)
 
     def __len__(self) -> int:
         return sum(map(len, list(self._copies.values())))  # also from another thread
@@ -121,9 +121,13 @@ class ClockCopies:
         self._copies.clear()
 
 
-def copy_of(shard: Shard) -> Shard:
+def copy_of(partition: Partition) -> Partition:
     """With what its updater remembers, so that further pushes can be applied to it."""
-    slots = {name: slot.clone() for name, slot in shard.slots.items()}
-    return Shard(
-        shard.table, shard.part, updater=shard.updater, values=shard.values.clone(), slots=slots
+    slots = {name: slot.clone() for name, slot in partition.slots.items()}
+    return Partition(
+        partition.table,
+        partition.part,
+        updater=partition.updater,
+        values=partition.values.clone(),
+        slots=slots,
     )

@@ -1,7 +1,8 @@
-"""A server: one loop on one thread that takes messages, changes shards, and answers.
+"""A server: one loop on one thread that takes messages, changes partitions, and answers.
 
 A second thread talks to the driver's membership, since that may take its time. What a node does
-with a message depends on three things only: the view, the clocks of the workers, and its shards.
+with a message depends on three things only: the view, the clocks of the workers, and its
+partitions.
 
 A server on a thread of its own, in a process that does other things as well.
 """
@@ -24,7 +25,7 @@ from sparkdml.parameter_server.consistency import Clocks
 from sparkdml.parameter_server.partition import Key
 from sparkdml.parameter_server.server.replicator import Replicator
 from sparkdml.parameter_server.server.request_handler import RequestHandler, Text
-from sparkdml.parameter_server.server.shard import Shard
+from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import NodeStats
 from sparkdml.parameter_server.view import View
 from sparkdml.parameter_server.wire.frames import LEAVE, STEP, Entry, Kind, Message, Status
@@ -51,7 +52,7 @@ class ServerNode:
         self._watcher = Watcher()
         self._watcher.add(self._inbox.socket)
         self._watcher.add(self._inbox.authenticator.socket)
-        self._shards: dict[Key, Shard] = {}
+        self._partitions: dict[Key, Partition] = {}
         self._clocks = Clocks()
         self._clocks.expect((), started=False)
         self._early: list[Message] = []  # greetings that wait for a newer view
@@ -62,13 +63,13 @@ class ServerNode:
             key=config.key,
             context=self._context,
             watcher=self._watcher,
-            shards=self._shards,
+            partitions=self._partitions,
             stats=self.stats,
             look_again=self._look_again,
         )
         self._request_handler = RequestHandler(
             config,
-            self._shards,
+            self._partitions,
             clocks=self._clocks,
             replicator=self._replicator,
             stats=self.stats,
@@ -263,8 +264,8 @@ class ServerNode:
         if message.flags == LEAVE:
             self._clocks.finish(worker, message.clock)  # perhaps it has not been told before
             self._clocks.leave(worker)
-            for shard in self._shards.values():
-                shard.forget(message.sender)
+            for partition in self._partitions.values():
+                partition.forget(message.sender)
         elif self._clocks.clock_of(worker) is None and message.clock == 0:
             self._clocks.join(worker)
         else:
@@ -276,20 +277,20 @@ class ServerNode:
     def _advance(self) -> None:
         """Make the steps that are due, and serve the reads that waited for them."""
         slowest = self._clocks.slowest
-        at = (slowest, self._view.generation, len(self._shards))
+        at = (slowest, self._view.generation, len(self._partitions))
         if self._keep and at != self._advanced_at:
             self._advanced_at = at
             for key in self._replicator.parts:
-                shard = self._shards[key]
-                while shard.stepped < slowest:
-                    before = shard.generation
+                partition = self._partitions[key]
+                while partition.stepped < slowest:
+                    before = partition.generation
                     absent = self._view.expelled if self._stand_in else ()
-                    shard.step(absent)
+                    partition.step(absent)
                     entry = Entry(*key, flags=STEP)
                     if absent:
                         entry.values = torch.tensor(absent, dtype=torch.int64)
-                    self._replicator.changed(shard, entry, before, None)
-                    self._request_handler.copies.stepped(key, shard)
+                    self._replicator.changed(partition, entry, before, None)
+                    self._request_handler.copies.stepped(key, partition)
         for message in self._request_handler.waiting_reads():
             with self._nonsense_is_refused(message):
                 self._request_handler.pull(message)

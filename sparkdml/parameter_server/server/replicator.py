@@ -15,7 +15,7 @@ import zmq
 from sparkdml.network.timeouts import REPLICA_RESEND_SECONDS
 from sparkdml.parameter_server.partition import Key
 from sparkdml.parameter_server.server.replication import Standing, Verdict, judge_change, judge_copy
-from sparkdml.parameter_server.server.shard import Shard
+from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import NodeStats
 from sparkdml.parameter_server.view import View
 from sparkdml.parameter_server.wire.frames import (
@@ -47,13 +47,13 @@ class Replicator:
         key: JobKey,
         context: zmq.Context[zmq.Socket[bytes]],
         watcher: Watcher,
-        shards: dict[Key, Shard],
+        partitions: dict[Key, Partition],
         stats: NodeStats,
         look_again: Callable[[], None],
     ) -> None:
         self._server_id, self._own, self._key, self._context = server_id, own, key, context
         self._watcher = watcher
-        self._shards, self._stats, self._look_again = shards, stats, look_again
+        self._partitions, self._stats, self._look_again = partitions, stats, look_again
         self._view = View()
         self._standings: dict[Key, Standing[Token]] = {}
         self._outboxes: dict[int, Outbox] = {}
@@ -105,16 +105,16 @@ class Replicator:
             for server_id in view.members
             if old.members.get(server_id) == view.members[server_id]
         }
-        for key in list(self._shards):
+        for key in list(self._partitions):
             self._stand(key, same)
-        for key in [key for key in self._standings if key not in self._shards]:
+        for key in [key for key in self._standings if key not in self._partitions]:
             del self._standings[key]
 
     def _stand(self, key: Key, same: set[int]) -> None:
         replicas = self._view.replicas(key)
         standing = self._standings.pop(key, None)
         if self._server_id not in replicas:
-            del self._shards[key]
+            del self._partitions[key]
         if self._server_id != replicas[0]:
             for token in standing.give_up() if standing else []:
                 token(False)
@@ -143,27 +143,27 @@ class Replicator:
 
     def created(self, key: Key, token: Token) -> None:
         """A part is new or was changed as a whole: copies go to all replicas."""
-        shard = self._shards[key]
-        shard.generation = self._view.generation
+        partition = self._partitions[key]
+        partition.generation = self._view.generation
         standing = self._standings.get(key)
         if standing is None:
             standing = self._standings[key] = Standing(self._view.replicas(key)[1:])
         for server_id in standing.followers:
             standing.lost_track(server_id)
         self._copy_where_missing(key)
-        self.wait(key, shard.version, token)
+        self.wait(key, partition.version, token)
 
-    def changed(self, shard: Shard, entry: Entry, before: int, token: Token | None) -> None:
+    def changed(self, partition: Partition, entry: Entry, before: int, token: Token | None) -> None:
         """Send a change that was just made here; `before` is the generation of the last one."""
-        key = (shard.table.number, shard.part)
-        shard.generation = self._view.generation
+        key = (partition.table.number, partition.part)
+        partition.generation = self._view.generation
         standing = self._standings[key]
-        entry.version, entry.generation = shard.version, before
+        entry.version, entry.generation = partition.version, before
         for server_id in standing.followers:
-            standing.sent(server_id, shard.version)
+            standing.sent(server_id, partition.version)
             self._queue[server_id].append(entry)
         if token is not None:
-            self.wait(key, shard.version, token)
+            self.wait(key, partition.version, token)
 
     def wait(self, key: Key, version: int, token: Token) -> None:
         """Call `token` once every replica has this version."""
@@ -191,13 +191,13 @@ class Replicator:
             self._send_copy(*self._to_copy.popleft())
 
     def _send_copy(self, key: Key, server_id: int) -> None:
-        shard, standing = self._shards.get(key), self._standings.get(key)
-        if shard is None or standing is None or server_id not in self._outboxes:
+        partition, standing = self._partitions.get(key), self._standings.get(key)
+        if partition is None or standing is None or server_id not in self._outboxes:
             return
-        text, entries = shard.to_parts()
+        text, entries = partition.to_parts()
         message = Message(Kind.INSTALL, entries, generation=self._view.generation, text=text)
         self._outboxes[server_id].send(message)
-        standing.sent(server_id, shard.version)
+        standing.sent(server_id, partition.version)
         self._copying[key, server_id] = time.monotonic()
         self._stats.installs += 1
 
@@ -253,16 +253,16 @@ class Replicator:
         """Another server's changes; the answer says which were taken."""
         answer = Message(Kind.ANSWER, answers=message.number, generation=self._view.generation)
         for entry in message.entries:
-            shard = self._shards.get(entry.key)
-            have = (shard.generation, shard.version) if shard else None
+            partition = self._partitions.get(entry.key)
+            have = (partition.generation, partition.version) if partition else None
             before = (entry.generation, entry.version - 1)
             verdict = judge_change(self._view.generation, message.generation, have, before)
             if verdict is Verdict.BEHIND:
                 self._look_again()
             if verdict is Verdict.TAKE:
-                assert shard is not None
-                if take_change(shard, entry, keep, stand_in):
-                    shard.generation = message.generation
+                assert partition is not None
+                if take_change(partition, entry, keep, stand_in):
+                    partition.generation = message.generation
                 else:
                     verdict = Verdict.WANT_COPY
             answer.entries.append(_answer_to(entry, verdict))
@@ -271,14 +271,14 @@ class Replicator:
     def take_copy(self, message: Message) -> Message:
         answer = Message(Kind.ANSWER, answers=message.number, generation=self._view.generation)
         first = message.entries[0]
-        shard = self._shards.get(first.key)
-        have = (shard.generation, shard.version) if shard else None
+        partition = self._partitions.get(first.key)
+        have = (partition.generation, partition.version) if partition else None
         offered = (first.generation, first.version)
         verdict = judge_copy(self._view.generation, message.generation, have, offered)
         if verdict is Verdict.BEHIND:
             self._look_again()
         if verdict is Verdict.TAKE:
-            self._shards[first.key] = Shard.from_parts(message.text or {}, message.entries)
+            self._partitions[first.key] = Partition.from_parts(message.text or {}, message.entries)
         answer.entries.append(_answer_to(first, verdict))
         return answer
 
@@ -288,14 +288,14 @@ class Replicator:
         self._outboxes.clear()
 
 
-def take_change(shard: Shard, entry: Entry, keep: bool, stand_in: bool) -> bool:
+def take_change(partition: Partition, entry: Entry, keep: bool, stand_in: bool) -> bool:
     """Whether the change could be made: its primary made it, so it should."""
     if entry.flags == STEP:
-        shard.step(() if entry.values is None else entry.values.tolist())
+        partition.step(() if entry.values is None else entry.values.tolist())
     elif entry.flags == SKIP:
-        shard.skip(entry.session, entry.number)
-    elif shard.check(entry, finite_only=False) is Status.OK:
-        shard.take(shard.push_from(entry), keep, stand_in)
+        partition.skip(entry.session, entry.number)
+    elif partition.check(entry, finite_only=False) is Status.OK:
+        partition.take(partition.push_from(entry), keep, stand_in)
     else:
         return False
     return True

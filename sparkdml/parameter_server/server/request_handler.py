@@ -16,7 +16,7 @@ from sparkdml.parameter_server.optimizers import updater_from
 from sparkdml.parameter_server.partition import Key, Table
 from sparkdml.parameter_server.server.clock_copies import ClockCopies
 from sparkdml.parameter_server.server.replicator import Replicator
-from sparkdml.parameter_server.server.shard import Shard
+from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import NodeStats
 from sparkdml.parameter_server.wire.frames import (
     AT_CLOCK,
@@ -67,13 +67,13 @@ class RequestHandler:
     def __init__(
         self,
         config: ServerConfig,
-        shards: dict[Key, Shard],
+        partitions: dict[Key, Partition],
         clocks: Clocks,
         replicator: Replicator,
         stats: NodeStats,
         send: Send,
     ) -> None:
-        self._config, self._shards, self._clocks = config, shards, clocks
+        self._config, self._partitions, self._clocks = config, partitions, clocks
         self._replicator, self._stats, self._send = replicator, stats, send
         self._keep = config.consistency.aggregates
         self._stand_in = config.consistency.stands_in
@@ -110,25 +110,25 @@ class RequestHandler:
             elif entry.rows is not None and entry.session:
                 self._rows.keep(message.sender, entry.key, entry.session, entry.rows)
 
-    def _find(self, entry: Entry) -> Shard | Status:
+    def _find(self, entry: Entry) -> Partition | Status:
         if not self._replicator.is_primary(entry.key):
             return Status.MOVED
         if entry.status:
             return Status(entry.status)
-        return self._shards.get(entry.key) or Status.UNKNOWN
+        return self._partitions.get(entry.key) or Status.UNKNOWN
 
     def push(self, message: Message) -> None:
         self._stats.bytes_pushed += message.num_bytes
         answer = _Answer(message, self._send)
         for index, entry in enumerate(message.entries):
             entry.session, entry.clock = message.sender, message.clock
-            shard = self._find(entry)
-            if not isinstance(shard, Shard):
-                answer.decide(index, shard)
+            partition = self._find(entry)
+            if not isinstance(partition, Partition):
+                answer.decide(index, partition)
                 continue
-            status = shard.check(entry, self._config.finite_only)
-            is_known = entry.number <= shard.applied.get(entry.session, 0)
-            if status is Status.OK and not is_known and shard.has_had(entry):
+            status = partition.check(entry, self._config.finite_only)
+            is_known = entry.number <= partition.applied.get(entry.session, 0)
+            if status is Status.OK and not is_known and partition.has_had(entry):
                 status = Status.REPEATED
             safe = self._when_safe(answer, index, status)
             if status is Status.GAP:
@@ -136,22 +136,22 @@ class RequestHandler:
             elif is_known:
                 self._stats.repeated += 1
                 # The first time it may not be safe yet.
-                self._replicator.wait(entry.key, shard.version, safe)
+                self._replicator.wait(entry.key, partition.version, safe)
             else:
-                before = shard.generation
+                before = partition.generation
                 entry.flags = PUSH if status is Status.OK else SKIP
                 if status is Status.OK:
-                    push = shard.push_from(entry)
-                    shard.take(push, self._keep, self._stand_in)
+                    push = partition.push_from(entry)
+                    partition.take(push, self._keep, self._stand_in)
                     self.copies.pushed(entry.key, push)
                 else:
                     if status is Status.REPEATED:
                         self._stats.repeated += 1
                     else:
                         self._stats.dropped[status.name.lower().replace("_", " ")] += 1
-                    shard.skip(entry.session, entry.number)
+                    partition.skip(entry.session, entry.number)
                     entry.rows = entry.values = None
-                self._replicator.changed(shard, entry, before, safe)
+                self._replicator.changed(partition, entry, before, safe)
 
     def _when_safe(
         self, answer: _Answer, index: int, pushed: Status | None
@@ -170,28 +170,30 @@ class RequestHandler:
         if not self._config.consistency.may_read(clock, slowest):
             return False
         found = [self._find(entry) for entry in message.entries]
-        if self._keep and any(isinstance(s, Shard) and s.stepped < clock for s in found):
+        if self._keep and any(isinstance(s, Partition) and s.stepped < clock for s in found):
             return False
         answer = _Answer(message, self._send)
         if message.flags & WHOLE:
             self._send_whole(message, found[0])
             return True
-        for index, (entry, shard) in enumerate(zip(message.entries, found, strict=True)):
-            if not isinstance(shard, Shard):
-                answer.decide(index, shard)
-            elif entry.number > shard.applied.get(message.sender, 0):
+        for index, (entry, partition) in enumerate(zip(message.entries, found, strict=True)):
+            if not isinstance(partition, Partition):
+                answer.decide(index, partition)
+            elif entry.number > partition.applied.get(message.sender, 0):
                 answer.decide(index, Status.GAP)
             elif (
                 entry.rows is not None
                 and len(entry.rows)
-                and not (int(entry.rows.min()) >= 0 and int(entry.rows.max()) < len(shard.values))
+                and not (
+                    int(entry.rows.min()) >= 0 and int(entry.rows.max()) < len(partition.values)
+                )
             ):
                 answer.decide(index, Status.REFUSED)
             else:
                 values = (
-                    shard.values.clone()  # it may change before it is sent
+                    partition.values.clone()  # it may change before it is sent
                     if entry.rows is None
-                    else shard.values[entry.rows.to(torch.int64)]
+                    else partition.values[entry.rows.to(torch.int64)]
                 )
                 if message.flags & HALF and values.dtype.is_floating_point:
                     values = values.half()
@@ -205,72 +207,72 @@ class RequestHandler:
         """Parts as they are after a clock, to who looks on; it asks again for those not ready."""
         entries = []
         for asked in message.entries:
-            shard = self._find(asked)
+            partition = self._find(asked)
             answer = Entry(asked.table, asked.part)
-            if isinstance(shard, Shard):
+            if isinstance(partition, Partition):
                 wants_values = bool(message.flags & FETCH)
                 self.copies.answer(
                     answer,
                     message.sender,
-                    shard=shard,
+                    partition=partition,
                     clock=message.clock,
                     sessions=self.sessions,
                     wants_values=wants_values,
                 )
             else:
-                answer.status = shard
+                answer.status = partition
             entries.append(answer)
         self._send(message, entries, None)
 
-    def _send_whole(self, message: Message, shard: Shard | Status) -> None:
+    def _send_whole(self, message: Message, partition: Partition | Status) -> None:
         """A part with all that belongs to it, for a checkpoint."""
-        if isinstance(shard, Shard):
-            text, entries = shard.to_parts()
+        if isinstance(partition, Partition):
+            text, entries = partition.to_parts()
         else:
             asked = message.entries[0]
-            text, entries = {}, [Entry(asked.table, asked.part, status=shard)]
+            text, entries = {}, [Entry(asked.table, asked.part, status=partition)]
         self._send(message, entries, text)
 
     def init(self, message: Message) -> None:
         answer = _Answer(message, self._send)
         if message.flags == PROBE:
             for index, entry in enumerate(message.entries):
-                shard = self._find(entry)
-                if isinstance(shard, Shard) and shard.table.layout != entry.version:
+                partition = self._find(entry)
+                if isinstance(partition, Partition) and partition.table.layout != entry.version:
                     answer.decide(index, Status.REFUSED)
-                elif isinstance(shard, Shard):
+                elif isinstance(partition, Partition):
                     safe = self._when_safe(answer, index, None)
-                    self._replicator.wait(entry.key, shard.version, safe)
+                    self._replicator.wait(entry.key, partition.version, safe)
                 else:
-                    answer.decide(index, shard)
+                    answer.decide(index, partition)
             return
         entry = message.entries[0]
-        shard = self._find(entry)
+        partition = self._find(entry)
         safe = self._when_done(answer)
         text = message.text or {}
-        if message.flags == CREATE and isinstance(shard, Shard):
-            self._replicator.wait(entry.key, shard.version, safe)
-        elif message.flags == SET_UPDATER and isinstance(shard, Shard):
-            shard.set_updater(updater_from(text["updater"]))
+        if message.flags == CREATE and isinstance(partition, Partition):
+            self._replicator.wait(entry.key, partition.version, safe)
+        elif message.flags == SET_UPDATER and isinstance(partition, Partition):
+            partition.set_updater(updater_from(text["updater"]))
             self.copies.drop(entry.key)
             self._replicator.created(entry.key, safe)
-        elif shard is Status.MOVED or message.flags == SET_UPDATER:
-            assert isinstance(shard, Status)
-            answer.decide_all(shard)
+        elif partition is Status.MOVED or message.flags == SET_UPDATER:
+            assert isinstance(partition, Status)
+            answer.decide_all(partition)
         else:
             if message.flags == CREATE:
                 if entry.values is None:
                     raise ValueError("a part without values")
                 table = Table.from_dict(text["table"])
-                new = Shard.new(table, entry.part, updater_from(text["updater"]), entry.values)
+                new = Partition.new(table, entry.part, updater_from(text["updater"]), entry.values)
             else:
-                new = Shard.from_parts(text, message.entries)
-                if isinstance(shard, Shard):  # who pushed what is older than the snapshot
-                    new.pushed_at = shard.pushed_at
-                    new.applied, new.version = shard.applied, shard.version + 1
-                    new.marks = shard.marks
+                new = Partition.from_parts(text, message.entries)
+                if isinstance(partition, Partition):  # who pushed what is older than the snapshot
+                    new.pushed_at = partition.pushed_at
+                    new.applied, new.version = partition.applied, partition.version + 1
+                    new.marks = partition.marks
             new.stepped = self._clocks.slowest
-            self._shards[entry.key] = new
+            self._partitions[entry.key] = new
             self.copies.drop(entry.key)
             self._replicator.created(entry.key, safe)
 

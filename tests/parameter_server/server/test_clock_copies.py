@@ -8,7 +8,7 @@ from sparkdml.parameter_server.consistency import Clocks
 from sparkdml.parameter_server.optimizers import Add
 from sparkdml.parameter_server.partition import Table
 from sparkdml.parameter_server.server.clock_copies import ClockCopies
-from sparkdml.parameter_server.server.shard import Push, Shard
+from sparkdml.parameter_server.server.stored_partition import Partition, Push
 from sparkdml.parameter_server.wire.frames import Entry, Status
 
 WORKERS, CLOCKS, SERVERS = 3, 4, 2
@@ -19,7 +19,7 @@ class Server:
 
     def __init__(self, aggregates):
         table = Table.of("pushes", torch.zeros(WORKERS * CLOCKS), False)
-        self.shard = Shard.new(table, 0, Add(), torch.zeros(WORKERS * CLOCKS))
+        self.partition = Partition.new(table, 0, Add(), torch.zeros(WORKERS * CLOCKS))
         self.key, self.aggregates = table.key(0), aggregates
         self.clocks = Clocks()
         self.clocks.expect(range(WORKERS))
@@ -34,7 +34,7 @@ class Server:
         values = torch.zeros(WORKERS * CLOCKS, 1)
         values[worker * CLOCKS + clock] = 1.0
         push = Push(worker, worker, self.pushes[worker], clock, 1.0, None, values)
-        self.shard.take(push, self.aggregates)
+        self.partition.take(push, self.aggregates)
         self.copies.pushed(self.key, push)
 
     def finish(self, worker, clock):
@@ -44,17 +44,17 @@ class Server:
     def leave(self, worker):
         self.clocks.leave(worker)
         self.sessions.discard(worker)
-        self.shard.forget(worker)
+        self.partition.forget(worker)
         self.step()
 
     def step(self):
-        while self.aggregates and self.shard.stepped < self.clocks.slowest:
-            self.shard.step()
-            self.copies.stepped(self.key, self.shard)
+        while self.aggregates and self.partition.stepped < self.clocks.slowest:
+            self.partition.step()
+            self.copies.stepped(self.key, self.partition)
 
     def ask(self, clock, wants_values=False):
         answer = Entry(*self.key)
-        self.copies.answer(answer, 99, self.shard, clock, self.sessions, wants_values)
+        self.copies.answer(answer, 99, self.partition, clock, self.sessions, wants_values)
         return answer
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from sparkdml.parameter_server.filters import Largest, Residual, Significant
 from sparkdml.parameter_server.optimizers import SGD, Adam, Add, Updater
 from sparkdml.parameter_server.partition import Table
-from sparkdml.parameter_server.server.shard import Shard
+from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.wire.frames import Entry, Status
 
 
-def shard_of(updater: Updater, rows: int = 6) -> Shard:
+def partition_of(updater: Updater, rows: int = 6) -> Partition:
     values = torch.zeros(rows, 2)
-    return Shard.new(Table.of("t", values, rows=True), 0, updater, values)
+    return Partition.new(Table.of("t", values, rows=True), 0, updater, values)
 
 
 def push(worker: int, number: int, values: Tensor, clock: int = 0, weight: float = 1.0) -> Entry:
@@ -33,13 +33,13 @@ def push(worker: int, number: int, values: Tensor, clock: int = 0, weight: float
 
 
 def test_pushes_are_taken_in_order_and_once() -> None:
-    shard = shard_of(Add())
+    partition = partition_of(Add())
     ones = torch.ones(6, 2)
-    assert shard.check(push(0, 2, ones), False) is Status.GAP
-    assert shard.check(push(0, 1, ones), False) is Status.OK
-    shard.take(shard.push_from(push(0, 1, ones)), keep=False)
-    assert shard.applied == {10: 1}
-    assert shard.check(push(0, 2, ones), False) is Status.OK
+    assert partition.check(push(0, 2, ones), False) is Status.GAP
+    assert partition.check(push(0, 1, ones), False) is Status.OK
+    partition.take(partition.push_from(push(0, 1, ones)), keep=False)
+    assert partition.applied == {10: 1}
+    assert partition.check(push(0, 2, ones), False) is Status.OK
 
 
 @settings(deadline=None, max_examples=50)
@@ -47,77 +47,77 @@ def test_pushes_are_taken_in_order_and_once() -> None:
 def test_a_step_does_not_depend_on_the_order_of_arrival(order: list[int]) -> None:
     torch.manual_seed(0)
     gradients = [torch.randn(6, 2) * 10**w for w in range(4)]
-    shard = shard_of(SGD(lr=1.0))
+    partition = partition_of(SGD(lr=1.0))
     for worker in order:
         entry = push(worker, 1, gradients[worker], weight=worker + 1.0)
-        shard.take(shard.push_from(entry), keep=True)
-    shard.step()
+        partition.take(partition.push_from(entry), keep=True)
+    partition.step()
     total = torch.zeros(6, 2)
     for gradient in gradients:
         total += gradient
-    assert torch.equal(shard.values, -(total / 10.0))
+    assert torch.equal(partition.values, -(total / 10.0))
 
 
 def test_examples_of_weight_zero_change_nothing() -> None:
-    shard = shard_of(SGD(lr=1.0, weight_decay=1.0))
-    shard.values.fill_(1.0)
-    shard.take(shard.push_from(push(0, 1, torch.zeros(6, 2), weight=0.0)), keep=True)
-    shard.step()
-    assert shard.values.eq(1.0).all()
+    partition = partition_of(SGD(lr=1.0, weight_decay=1.0))
+    partition.values.fill_(1.0)
+    partition.take(partition.push_from(push(0, 1, torch.zeros(6, 2), weight=0.0)), keep=True)
+    partition.step()
+    assert partition.values.eq(1.0).all()
 
 
 def test_a_push_after_its_step_joins_the_next_one() -> None:
-    shard = shard_of(Add())
-    shard.step()
-    shard.step()
-    shard.take(shard.push_from(push(0, 1, torch.ones(6, 2), clock=0)), keep=True)
-    assert shard.values.eq(0).all()
-    shard.step()
-    assert shard.values.eq(1).all()
+    partition = partition_of(Add())
+    partition.step()
+    partition.step()
+    partition.take(partition.push_from(push(0, 1, torch.ones(6, 2), clock=0)), keep=True)
+    assert partition.values.eq(0).all()
+    partition.step()
+    assert partition.values.eq(1).all()
 
 
 def test_the_last_push_of_an_absent_worker_stands_in() -> None:
-    shard = shard_of(SGD(lr=1.0))
+    partition = partition_of(SGD(lr=1.0))
     for worker in (0, 1):
         gradient = torch.full((6, 2), 2.0 + 2 * worker)
-        shard.take(shard.push_from(push(worker, 1, gradient)), True, stand_in=True)
-    shard.step()
-    assert shard.values.eq(-3).all()
-    shard.take(shard.push_from(push(0, 2, torch.zeros(6, 2), clock=1)), True, stand_in=True)
-    shard.step(absent=[1])
-    assert shard.values.eq(-3 - 2).all()
+        partition.take(partition.push_from(push(worker, 1, gradient)), True, stand_in=True)
+    partition.step()
+    assert partition.values.eq(-3).all()
+    partition.take(partition.push_from(push(0, 2, torch.zeros(6, 2), clock=1)), True, stand_in=True)
+    partition.step(absent=[1])
+    assert partition.values.eq(-3 - 2).all()
     late = push(1, 2, torch.full((6, 2), 10.0), clock=1)
-    shard.take(shard.push_from(late), True, stand_in=True)
-    shard.step(absent=[1])
-    assert shard.values.eq(-5 - 10).all(), "its own late push goes in its place"
+    partition.take(partition.push_from(late), True, stand_in=True)
+    partition.step(absent=[1])
+    assert partition.values.eq(-5 - 10).all(), "its own late push goes in its place"
 
 
 def test_nothing_stands_in_for_what_is_counted() -> None:
-    shard = shard_of(Add())
-    shard.take(shard.push_from(push(1, 1, torch.ones(6, 2))), True, stand_in=True)
-    shard.step()
-    shard.step(absent=[1])
-    assert shard.values.eq(1).all()
+    partition = partition_of(Add())
+    partition.take(partition.push_from(push(1, 1, torch.ones(6, 2))), True, stand_in=True)
+    partition.step()
+    partition.step(absent=[1])
+    assert partition.values.eq(1).all()
 
 
 def test_a_copy_is_the_same_in_everything() -> None:
-    shard = shard_of(Adam(lr=0.1))
-    shard.take(shard.push_from(push(0, 1, torch.randn(6, 2))), keep=False)
+    partition = partition_of(Adam(lr=0.1))
+    partition.take(partition.push_from(push(0, 1, torch.randn(6, 2))), keep=False)
     entry = push(1, 1, torch.randn(2, 2), clock=3, weight=2.5)
     entry.rows = torch.tensor([1, 4], dtype=torch.int32)
-    shard.take(shard.push_from(entry), keep=True)
-    shard.generation, shard.stepped = 7, 2
-    text, entries = shard.to_parts()
-    copy = Shard.from_parts(text, entries)
-    assert torch.equal(copy.values, shard.values)
-    assert copy.applied == shard.applied
-    assert (copy.version, copy.generation, copy.stepped) == (shard.version, 7, 2)
-    for name, slot in shard.slots.items():
+    partition.take(partition.push_from(entry), keep=True)
+    partition.generation, partition.stepped = 7, 2
+    text, entries = partition.to_parts()
+    copy = Partition.from_parts(text, entries)
+    assert torch.equal(copy.values, partition.values)
+    assert copy.applied == partition.applied
+    assert (copy.version, copy.generation, copy.stepped) == (partition.version, 7, 2)
+    for name, slot in partition.slots.items():
         assert torch.equal(copy.slots[name], slot)
-    for each in (shard, copy):
+    for each in (partition, copy):
         each.step()
         each.step()
-    assert torch.equal(copy.values, shard.values)
+    assert torch.equal(copy.values, partition.values)
 
 
 @settings(deadline=None, max_examples=60)
@@ -149,16 +149,16 @@ def test_significance_is_measured_against_the_row() -> None:
 
 
 def test_a_mark_is_taken_once_though_its_worker_is_another_client_now() -> None:
-    shard = shard_of(Add())
+    partition = partition_of(Add())
     first = push(0, 1, torch.ones(6, 2))
     first.mark = 4
-    assert not shard.has_had(first)
-    shard.take(shard.push_from(first), keep=False)
+    assert not partition.has_had(first)
+    partition.take(partition.push_from(first), keep=False)
     again, other, next_one = (push(w, 1, torch.ones(6, 2)) for w in (0, 1, 0))
     again.mark, other.mark, next_one.mark = 4, 4, 6
     again.session = next_one.session = 99
-    copy = Shard.from_parts(*shard.to_parts())
-    for here in (shard, copy):
+    copy = Partition.from_parts(*partition.to_parts())
+    for here in (partition, copy):
         assert here.has_had(again)
         assert not here.has_had(other)
         assert not here.has_had(next_one)

@@ -1,4 +1,4 @@
-"""One server's copy of a part of a table: values, what the updater remembers, who pushed what.
+"""One server's copy of a partition of a table: values, what the updater remembers, who pushed what.
 
 Every change counts up `version`; two copies with the same version, changed last in the same
 generation, are alike. A push carries its number among its worker's pushes to this part, and is
@@ -40,7 +40,7 @@ class Push:
 
 
 @dataclass
-class Shard:
+class Partition:
     table: Table
     part: int
     updater: Updater
@@ -56,7 +56,7 @@ class Shard:
     pushed_at: dict[int, int] = field(default_factory=dict)  # client's number -> that push's clock
 
     @classmethod
-    def new(cls, table: Table, part: int, updater: Updater, values: Tensor) -> Shard:
+    def new(cls, table: Table, part: int, updater: Updater, values: Tensor) -> Partition:
         start, stop = table.range(part)
         own = values.to(table.dtype, copy=True).reshape(stop - start, table.width)
         return cls(table, part, updater, own, updater.slots(own, table.by_row))
@@ -166,7 +166,7 @@ class Shard:
     # A copy as a message, for another server or for a checkpoint ---------------------------------
 
     def to_parts(self) -> tuple[dict[str, Any], list[Entry]]:
-        """A text, and entries with the tensors; these are copies, so the shard may go on."""
+        """A text, and entries with the tensors; these are copies, so the partition may go on."""
         entries = [self._entry(self.values.clone())]
         entries += [self._entry(slot.clone()) for slot in self.slots.values()]
         for pushes in self.kept.values():
@@ -195,13 +195,13 @@ class Shard:
         return entry
 
     @classmethod
-    def from_parts(cls, text: dict[str, Any], entries: list[Entry]) -> Shard:
+    def from_parts(cls, text: dict[str, Any], entries: list[Entry]) -> Partition:
         """The inverse of `to_parts`. Raises ValueError, KeyError or TypeError for anything else."""
         table = Table.from_dict(text["table"])
         first = entries[0]
         if first.values is None or not 0 <= first.part < table.num_parts:
             raise ValueError("a copy without values")
-        shard = cls.new(table, first.part, updater_from(text["updater"]), first.values)
+        partition = cls.new(table, first.part, updater_from(text["updater"]), first.values)
         remaining = iter(entries[1:])
         slots: Slots = {}
         for name, shape in text["slots"]:
@@ -209,16 +209,18 @@ class Shard:
             if values is None:
                 raise ValueError("a slot without values")
             slots[str(name)] = values.clone().reshape([int(size) for size in shape])
-        shard.slots = slots
-        shard.pushed_at = {int(session): int(clock) for session, clock in text["pushed_at"]}
+        partition.slots = slots
+        partition.pushed_at = {int(session): int(clock) for session, clock in text["pushed_at"]}
         for clock, count in text["kept"]:
             for _ in range(int(count)):
-                shard.kept.setdefault(int(clock), []).append(shard.push_from(next(remaining)))
-        shard.applied = {int(session): int(number) for session, number in text["applied"]}
-        shard.marks = {int(worker): int(mark) for worker, mark in text["marks"]}
-        shard.stepped = int(text["stepped"])
-        shard.version, shard.generation = first.version, first.generation
-        return shard
+                partition.kept.setdefault(int(clock), []).append(
+                    partition.push_from(next(remaining))
+                )
+        partition.applied = {int(session): int(number) for session, number in text["applied"]}
+        partition.marks = {int(worker): int(mark) for worker, mark in text["marks"]}
+        partition.stepped = int(text["stepped"])
+        partition.version, partition.generation = first.version, first.generation
+        return partition
 
 
 def _sum(pushes: list[Push], like: Tensor) -> tuple[Tensor | None, Tensor]:
