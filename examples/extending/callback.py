@@ -31,7 +31,7 @@ class NoiseScale(dml.Callback):
         keep: how much of the running means is kept from step to step, from 0 to below 1.
     """
 
-    def __init__(self, keep: float = 0.95) -> None:
+    def __init__(self, keep: float = 0.99) -> None:
         if not 0 <= keep < 1:
             raise dml.ParameterError("keep", keep, "a number from 0 to below 1")
         self.keep = keep
@@ -81,9 +81,9 @@ def train(rows: DataFrame, epochs: int) -> dml.TorchModel:
     return dml.TorchEstimator(
         model=network,
         loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1),
+        optimizer=partial(torch.optim.SGD, lr=0.05),
         callbacks=[NoiseScale()],
-        batchSize=16,
+        batchSize=32,
         epochs=epochs,
         numWorkers=2,
         seed=7,
@@ -92,7 +92,7 @@ def train(rows: DataFrame, epochs: int) -> dml.TorchModel:
 
 def main() -> None:
     spark = dml.session_builder("a callback of one's own").getOrCreate()
-    for row in train(read_digits(spark), epochs=10).history:
+    for row in train(read_digits(spark), epochs=6).history:
         print(f"epoch {row['epoch']:2.0f}: noise scale {row['noise_scale']:6.0f} rows")
     spark.stop()
 
