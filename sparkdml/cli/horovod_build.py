@@ -2,6 +2,9 @@
 
 Missing build tools (setuptools, wheel, CMake) are installed into a temporary folder, never into the
 user's environment.
+
+Horovod 0.28.1 sets C++14 in its CMake files, but the headers of torch 2.1 and later need C++17.
+There has been no release since, so the build changes that number in a copy of the source.
 """
 
 from __future__ import annotations
@@ -10,14 +13,24 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from sparkdml.cli import horovod_source, toolchain
+from sparkdml.cli import toolchain
 from sparkdml.cli.terminal import PercentLine
 from sparkdml.errors import SetupError
+
+HOROVOD_VERSION = "0.28.1"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+# What Horovod needs when it runs. Its build asks for the same ones.
+RUNTIME_REQUIREMENTS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")
+
+_CMAKE_FILES = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
+_CXX14 = re.compile(r"(CMAKE_CXX_STANDARD\s+)14\b")
 
 _PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
 _ERROR = re.compile(r"\b(error|fatal)\b", re.IGNORECASE)
@@ -32,6 +45,46 @@ def parse_percent(line: str) -> int | None:
     """Return the percentage in a line of make's such as `[ 42%] Building …`, or None."""
     found = _PERCENT.match(line)
     return min(int(found[1]), 100) if found else None
+
+
+def pinned_requirement() -> str:
+    """A line for a requirements file: pip refuses an archive with another hash."""
+    return f"horovod=={HOROVOD_VERSION} --hash=sha256:{SDIST_SHA256}\n"
+
+
+def unpack(archive: Path, into: Path) -> Path:
+    """Unpack the source archive and return the folder that holds setup.py."""
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            target = (into / member.name).resolve()
+            if not target.is_relative_to(into.resolve()) or not (member.isfile() or member.isdir()):
+                raise SetupError(
+                    f"{archive.name} contains {member.name!r}, which is not a regular file below "
+                    "the target folder. Delete the archive and download it again."
+                )
+        tar.extractall(into)
+    root = into / f"horovod-{HOROVOD_VERSION}"
+    if not (root / "setup.py").is_file():
+        raise SetupError(f"{archive.name} does not contain the source of Horovod {HOROVOD_VERSION}")
+    return root
+
+
+def raise_cxx_standard(text: str) -> tuple[str, int]:
+    """Replace C++14 by C++17 in a CMake file's text; also return the number of replacements."""
+    return _CXX14.subn(r"\g<1>17", text)
+
+
+def patch(root: Path) -> None:
+    """Make the unpacked source use C++17. A second call raises, as there is nothing to replace."""
+    for name in _CMAKE_FILES:
+        path = root / name
+        text, changes = raise_cxx_standard(path.read_text())
+        if not changes:
+            raise SetupError(
+                f"{name} of Horovod {HOROVOD_VERSION} does not set CMAKE_CXX_STANDARD 14: sparkdml"
+                " can't build this source"
+            )
+        path.write_text(text)
 
 
 def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Path:
@@ -51,7 +104,7 @@ def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Pa
         _step("fetching the build tools", [*pip, "install", "--target", str(tools), *wanted], log)
 
         requirement = workspace / "horovod.txt"
-        requirement.write_text(horovod_source.pinned_requirement())
+        requirement.write_text(pinned_requirement())
         download = ["download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
         _step(
             "downloading Horovod",
@@ -59,9 +112,9 @@ def build_wheel(flags: Mapping[str, str], workspace: Path, log_path: Path) -> Pa
             log,
             environment,
         )
-        archive = workspace / f"horovod-{horovod_source.HOROVOD_VERSION}.tar.gz"
-        root = horovod_source.unpack(archive, workspace / "source")
-        horovod_source.patch(root)
+        archive = workspace / f"horovod-{HOROVOD_VERSION}.tar.gz"
+        root = unpack(archive, workspace / "source")
+        patch(root)
 
         progress = PercentLine("building Horovod (about 3 minutes)")
 

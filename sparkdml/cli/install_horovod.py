@@ -15,9 +15,13 @@ import time
 from pathlib import Path
 
 from sparkdml.cli import toolchain
-from sparkdml.cli.horovod_build import BuildFailed, build_wheel
+from sparkdml.cli.horovod_build import (
+    HOROVOD_VERSION,
+    RUNTIME_REQUIREMENTS,
+    BuildFailed,
+    build_wheel,
+)
 from sparkdml.cli.horovod_probe import HorovodProbe, probe_horovod
-from sparkdml.cli.horovod_source import HOROVOD_VERSION, RUNTIME_REQUIREMENTS
 from sparkdml.cli.wheel_cache import BuildKey, WheelCache, default_cache_dir, key_of_this_machine
 from sparkdml.errors import SetupError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdml.cli import horovod_build, horovod_source, install_horovod, toolchain
+from sparkdml.cli import horovod_build, install_horovod, toolchain
 from sparkdml.cli.horovod_probe import HorovodProbe, without_launcher
 from sparkdml.cli.terminal import PercentLine
 from sparkdml.cli.wheel_cache import BuildKey, WheelCache, default_cache_dir
@@ -52,10 +52,10 @@ def test_progress_is_a_line_every_ten_percent_and_never_runs_backwards() -> None
 
 def test_the_cxx_standard_is_raised_and_nothing_else() -> None:
     before = "set(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\nset(X 14)\n"
-    after, changes = horovod_source.raise_cxx_standard(before)
+    after, changes = horovod_build.raise_cxx_standard(before)
     assert changes == 1
     assert after == before.replace("STANDARD 14", "STANDARD 17")
-    assert horovod_source.raise_cxx_standard("set(CMAKE_CXX_STANDARD 140)")[1] == 0
+    assert horovod_build.raise_cxx_standard("set(CMAKE_CXX_STANDARD 140)")[1] == 0
 
 
 def archive_with(tmp_path: Path, names: list[str]) -> Path:
@@ -69,24 +69,24 @@ def archive_with(tmp_path: Path, names: list[str]) -> Path:
     return path
 
 
-ROOT = f"horovod-{horovod_source.HOROVOD_VERSION}"
+ROOT = f"horovod-{horovod_build.HOROVOD_VERSION}"
 
 
 def test_source_is_unpacked_and_patched_once(tmp_path: Path) -> None:
     files = ["setup.py", "CMakeLists.txt", "horovod/torch/CMakeLists.txt"]
     archive = archive_with(tmp_path, [f"{ROOT}/{name}" for name in files])
-    root = horovod_source.unpack(archive, tmp_path / "source")
-    horovod_source.patch(root)
+    root = horovod_build.unpack(archive, tmp_path / "source")
+    horovod_build.patch(root)
     for name in files[1:]:
         assert (root / name).read_text() == "set(CMAKE_CXX_STANDARD 17)\n"
     with pytest.raises(SetupError, match="CMAKE_CXX_STANDARD 14"):
-        horovod_source.patch(root)
+        horovod_build.patch(root)
 
 
 def test_an_archive_that_climbs_out_is_refused(tmp_path: Path) -> None:
     archive = archive_with(tmp_path, [f"{ROOT}/setup.py", "../evil"])
     with pytest.raises(SetupError, match="evil"):
-        horovod_source.unpack(archive, tmp_path / "source")
+        horovod_build.unpack(archive, tmp_path / "source")
     assert not (tmp_path / "evil").exists()
 
 
