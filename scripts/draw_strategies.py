@@ -187,7 +187,7 @@ def one_bit() -> Parts:
         *parts,
         line("M236 96H253", "green"),
         line("M30 102V146H150V128", "orange"),
-        words(158, 148, "what is lost is owed"),
+        words(158, 148, "errors become residuals"),
     ]
 
 
@@ -201,7 +201,7 @@ def top_k() -> Parts:
         words(150, 98, "(index, value) of the largest", "p m"),
         line("M230 84H256", "green"),
         line("M26 102V146H150V110", "orange"),
-        words(158, 148, "the rest is owed"),
+        words(158, 148, "the rest is kept"),
     ]
 
 
@@ -212,7 +212,7 @@ def power_sgd() -> Parts:
         *parts,
         words(169, 136, "n x r", "p m"),
         words(236, 76, "r x m", "p m"),
-        words(150, 158, "two thin allreduces; the rest is owed", "p m"),
+        words(150, 158, "two thin allreduces; the rest is kept", "p m"),
     ]
 
 
@@ -338,7 +338,7 @@ def ad_psgd() -> Parts:
         line(f"M{60 + x} {50 + 30 * a}V{64 + 30 * a}", "orange")
         for x, a in ((44, 0), (104, 1), (150, 0))
     ]
-    return [*lanes(rows), *links, words(150, 146, "pairs average on the side; nobody waits", "p m")]
+    return [*lanes(rows), *links, words(150, 146, "pairs average in the background", "p m")]
 
 
 def lbfgs() -> Parts:
