@@ -10,6 +10,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +26,29 @@ from sparkdml.inference.outputs import by_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkdml.model import TorchModel
+    from sparkdml.feed.plan import FeedPlan
 
 _EXAMPLE_ROWS = 3
+
+
+@dataclass(frozen=True)
+class ModelToExport:
+    """What a fitted model brings to its export."""
+
+    module: nn.Module
+    predict: Callable[..., Any] | str | None
+    feature_columns: Sequence[str]
+    prediction_column: str
+    plan_reading: Callable[[DataFrame], FeedPlan]
 
 
 class Exported(nn.Module):
     """The function that `transform` computes: a module, or the user's `predict`."""
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(self, model: ModelToExport) -> None:
         super().__init__()
-        model._check_predict()
-        self.modules_ = model.module
-        self.predict = model.value("predict")
-        self.names = model.feature_columns()
+        self.modules_, self.predict = model.module, model.predict
+        self.names = model.feature_columns
 
     def forward(self, *features: Tensor) -> Any:
         if self.predict is None:
@@ -50,7 +60,7 @@ class Exported(nn.Module):
 
 
 def save_onnx(
-    model: TorchModel,
+    model: ModelToExport,
     path: str | os.PathLike[str],
     example: DataFrame | Tensor | Sequence[Tensor],
     tolerance: float = 1e-4,
@@ -74,7 +84,7 @@ def save_onnx(
     target = Path(path)
     module, inputs = Exported(model).eval(), read_example(model, example)
     outputs = by_name(run(module, inputs), len(inputs[0]))
-    names = [name or model.value("predictionCol") for name in outputs]
+    names = [name or model.prediction_column for name in outputs]
     with _written(target, "ONNX"), _quiet():
         torch.onnx.export(
             module,
@@ -100,7 +110,7 @@ def save_onnx(
 
 
 def save_exported(
-    model: TorchModel,
+    model: ModelToExport,
     path: str | os.PathLike[str],
     example: DataFrame | Tensor | Sequence[Tensor],
     tolerance: float = 1e-5,
@@ -126,16 +136,16 @@ def save_exported(
 
 
 def read_example(
-    model: TorchModel, example: DataFrame | Tensor | Sequence[Tensor]
+    model: ModelToExport, example: DataFrame | Tensor | Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """Return a tensor for each feature column, of at least two rows: one is taken for constant."""
-    names = model.feature_columns()
+    names = model.feature_columns
     if isinstance(example, Tensor):
         found: tuple[Tensor, ...] = (example,)
     elif isinstance(example, Sequence):
         found = tuple(example)
     else:
-        feed = model._reading(example, with_targets=False)
+        feed = model.plan_reading(example)
         wanted = dict.fromkeys(column.name for column in (*feed.inputs, *feed.columns))
         table = example.select(*map(quote, wanted)).limit(_EXAMPLE_ROWS).toArrow()
         if not table.num_rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from pyspark.ml import Model
 from torch import Tensor, nn
 
 from sparkdml.errors import DataError, ParameterError
+from sparkdml.export import ModelToExport, save_exported, save_onnx
 from sparkdml.feed.columns.base import Column
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.history import History
@@ -137,17 +139,23 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         self, path: str | os.PathLike[str], example: Any, tolerance: float = 1e-4, **options: Any
     ) -> None:
         """Write the module as ONNX, run it by onnxruntime, and compare: see `export.save_onnx`."""
-        from sparkdml.export import save_onnx
-
-        save_onnx(self, path, example, tolerance, **options)
+        save_onnx(self._to_export(), path, example, tolerance, **options)
 
     def save_exported(
         self, path: str | os.PathLike[str], example: Any, tolerance: float = 1e-5
     ) -> None:
         """Write the module by torch.export, load it, and compare: see `export.save_exported`."""
-        from sparkdml.export import save_exported
+        save_exported(self._to_export(), path, example, tolerance)
 
-        save_exported(self, path, example, tolerance)
+    def _to_export(self) -> ModelToExport:
+        self._check_predict()
+        return ModelToExport(
+            self.module,
+            self.value("predict"),
+            feature_columns=self.feature_columns(),
+            prediction_column=self.value("predictionCol"),
+            plan_reading=partial(self._reading, with_targets=False),
+        )
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         return add_predictions(dataset, [self._prediction_plan(dataset)])

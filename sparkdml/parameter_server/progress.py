@@ -2,7 +2,7 @@
 
 A step is pushed to several tables, whose parts lie on several servers, and a worker may die between
 any two of these pushes. So all pushes of a step bear the step's mark, which keeps growing after a
-restart, and a part accepts each mark once (see `server/stored_partition.py`). A restarted worker
+restart, and a part accepts each mark once (see `stored_partition.py`). A restarted worker
 repeats the last step that its row of this table records: the same rows under the same mark. Parts
 that have this push ignore it, and the others apply it; later steps that the row does not record yet
 are repeated in the same way.

@@ -20,8 +20,8 @@ from sparkdml.parameter_server.client.cutting import parts_of
 from sparkdml.parameter_server.client.requests import PartsTicket, Request
 from sparkdml.parameter_server.optimizers import Add, Updater, updater_from
 from sparkdml.parameter_server.partition import Table
-from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import ClientStats
+from sparkdml.parameter_server.stored_partition import Partition
 from sparkdml.parameter_server.wire.frames import (
     CREATE,
     PROBE,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from sparkdml.parameter_server.consistency import Clocks
 from sparkdml.parameter_server.partition import Key
-from sparkdml.parameter_server.server.stored_partition import Partition, Push
+from sparkdml.parameter_server.stored_partition import Partition, Push
 from sparkdml.parameter_server.wire.frames import Entry, Status
 
 KEPT_SECONDS = 60.0  # for one who has asked and doesn't come again

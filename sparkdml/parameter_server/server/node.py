@@ -25,8 +25,8 @@ from sparkdml.parameter_server.consistency import Clocks
 from sparkdml.parameter_server.partition import Key
 from sparkdml.parameter_server.server.replicator import Replicator
 from sparkdml.parameter_server.server.request_handler import RequestHandler, Text
-from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import NodeStats
+from sparkdml.parameter_server.stored_partition import Partition
 from sparkdml.parameter_server.view import View
 from sparkdml.parameter_server.wire.frames import LEAVE, STEP, Entry, Kind, Message, Status
 from sparkdml.parameter_server.wire.sockets import Inbox, Watcher, check_bindable, own_address

@@ -15,8 +15,8 @@ import zmq
 from sparkdml.network.timeouts import REPLICA_RESEND_SECONDS
 from sparkdml.parameter_server.partition import Key
 from sparkdml.parameter_server.server.replication import Standing, Verdict, judge_change, judge_copy
-from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import NodeStats
+from sparkdml.parameter_server.stored_partition import Partition
 from sparkdml.parameter_server.view import View
 from sparkdml.parameter_server.wire.frames import (
     MAX_ENTRIES,

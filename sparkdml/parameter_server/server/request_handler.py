@@ -16,8 +16,8 @@ from sparkdml.parameter_server.optimizers import updater_from
 from sparkdml.parameter_server.partition import Key, Table
 from sparkdml.parameter_server.server.clock_copies import ClockCopies
 from sparkdml.parameter_server.server.replicator import Replicator
-from sparkdml.parameter_server.server.stored_partition import Partition
 from sparkdml.parameter_server.stats import NodeStats
+from sparkdml.parameter_server.stored_partition import Partition
 from sparkdml.parameter_server.wire.frames import (
     AT_CLOCK,
     CREATE,

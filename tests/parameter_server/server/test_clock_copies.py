@@ -8,7 +8,7 @@ from sparkdml.parameter_server.consistency import Clocks
 from sparkdml.parameter_server.optimizers import Add
 from sparkdml.parameter_server.partition import Table
 from sparkdml.parameter_server.server.clock_copies import ClockCopies
-from sparkdml.parameter_server.server.stored_partition import Partition, Push
+from sparkdml.parameter_server.stored_partition import Partition, Push
 from sparkdml.parameter_server.wire.frames import Entry, Status
 
 WORKERS, CLOCKS, SERVERS = 3, 4, 2

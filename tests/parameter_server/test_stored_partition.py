@@ -10,7 +10,7 @@ from torch import Tensor
 from sparkdml.parameter_server.filters import Largest, Residual, Significant
 from sparkdml.parameter_server.optimizers import SGD, Adam, Add, Updater
 from sparkdml.parameter_server.partition import Table
-from sparkdml.parameter_server.server.stored_partition import Partition
+from sparkdml.parameter_server.stored_partition import Partition
 from sparkdml.parameter_server.wire.frames import Entry, Status
 
 
