@@ -26,9 +26,10 @@ test-slow: setup ## the tests that take longer, with a browser, Gradle, MPI and 
 	@VENV=$(VENV) scripts/setup-slow.sh
 	@SPARKDML_MLFLOW=$(abspath $(VENV))/mlflow-server/bin/mlflow $(RUN) pytest -m slow $(ARGS)
 
-lint: setup ## ruff check, ruff format --check, mypy
+lint: setup ## ruff check, ruff format --check, mypy, and which module may import which
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
+	@$(RUN) lint-imports --no-logo
 	@$(RUN) mypy
 
 bench: setup ## sparkdml against its peers; writes a table and a plot
