@@ -17,10 +17,10 @@ import torch
 from sparkdml.errors import DataError, DryRunError, SparkDMLError
 from sparkdml.feed.arrow import read_arrow
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Feed
 from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.randomness import random_state, restore_random_state, seed_everything
-from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.sharding import hashed
 from sparkdml.runtime.protocol.blobs import pack, unpack
 from sparkdml.runtime.worker.context import NO_ROWS

@@ -16,8 +16,7 @@ from torch import nn
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.dry_run import try_rows
 from sparkdml.errors import ParameterError
-from sparkdml.feed.plan import FeedPlan
-from sparkdml.feed.planning import FeedWishes, plan_feed
+from sparkdml.feed.plan import FeedPlan, FeedWishes, plan_feed
 from sparkdml.fitting.check import check_run
 from sparkdml.fitting.fit import Fit, Fitted
 from sparkdml.history import History

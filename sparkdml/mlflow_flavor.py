@@ -21,7 +21,7 @@ import torch
 
 import sparkdml
 from sparkdml.errors import DataError, SetupError
-from sparkdml.feed.columns.vector import vectors_to_python
+from sparkdml.feed.columns.kinds import vectors_to_python
 from sparkdml.inference.predictor import PredictionPlan, Predictor
 from sparkdml.inference.reading import plan_inputs
 from sparkdml.inference.weights import ShippedModel, ShippedWeights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sparkdml as dml
 from sparkdml.export import compare
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.columns.array import ArrayColumn
+from sparkdml.feed.columns.kinds import ArrayColumn
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.testing.models import TinyClassifier

@@ -17,9 +17,13 @@ from torch import Tensor, nn
 import sparkdml as dml
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
-from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
-from sparkdml.feed.columns.vector import VectorColumn
+from sparkdml.feed.columns.kinds import (
+    ArrayColumn,
+    OpaqueColumn,
+    RaggedColumn,
+    ScalarColumn,
+    VectorColumn,
+)
 from sparkdml.history import History
 from sparkdml.inference import weights as weights_module
 from sparkdml.inference.weights import Weights

@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from torch import Tensor, nn
 
-from sparkdml.feed.columns.array import ArrayColumn
+from sparkdml.feed.columns.kinds import ArrayColumn
 from sparkdml.history import History
 from sparkdml.inference.weights import Weights
 from sparkdml.model import TorchModel

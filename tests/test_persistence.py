@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from sparkdml.errors import DataError, SetupError
 from sparkdml.estimator import TorchEstimator
-from sparkdml.feed.columns.array import ArrayColumn
+from sparkdml.feed.columns.kinds import ArrayColumn
 from sparkdml.feed.ragged import pad
 from sparkdml.history import History
 from sparkdml.inference.outputs import Output

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import sparkdml as dml
-from sparkdml.feed.columns.array import ArrayColumn
+from sparkdml.feed.columns.kinds import ArrayColumn
 from sparkdml.history import History
 from sparkdml.inference.probe import find_largest_label
 from sparkdml.inference.scores import choose_class, find_link, to_probabilities, to_scores

@@ -15,7 +15,7 @@ from sparkdml.errors import DataError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.collate import Collator
 from sparkdml.feed.columns.base import first_null, show_row
-from sparkdml.feed.columns.scalar import ScalarColumn
+from sparkdml.feed.columns.kinds import ScalarColumn
 from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays, Chunk, FeedPlan
 from sparkdml.feed.preprocess import Preprocessor

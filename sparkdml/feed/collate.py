@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from sparkdml.errors import DataError
-from sparkdml.feed.batch import Batch
+from sparkdml.feed.batch import Batch, Recycler
 from sparkdml.feed.plan import Arrays, Augment, FeedPlan
 from sparkdml.feed.ragged import Collate, Ragged, RaggedArray
 from sparkdml.feed.randomness import random_state, restore_random_state, seed_everything
-from sparkdml.feed.recycling import Recycler
 
 # Arrow's memory is read-only to numpy. Rows from the stream are handed out once and are spooled
 # before, so a model that writes into its input does no harm.

@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 from sparkdml.checks import check_whole
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Feed
-from sparkdml.feed.request import BatchRequest
 
 ROWS_AT_ONCE = 1024
 

@@ -1,25 +1,62 @@
 """Which rows of its spool a worker reads in one epoch, in which order, and how far it has come.
 
+A `BatchRequest` is what a reader asks for, as one value. The loop makes one for each epoch, and
+everything that reads takes it as it is: the worker's own feed, leases, and the epoch's order.
+
 Runs in workers, on the thread that makes batches, which owns the order of its epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from sparkdml.feed.order import Ints, window_order, windows
-from sparkdml.feed.plan import FeedPlan
-from sparkdml.feed.position import (
+from sparkdml.feed.order import (
+    Ints,
     Skipper,
     advance_in_order,
     advance_shuffled,
     nothing_read,
     occurrences,
+    window_order,
+    windows,
 )
+from sparkdml.feed.plan import FeedPlan
 from sparkdml.feed.sampling import Draws
+
+
+@dataclass(frozen=True, eq=False)  # arrays don't compare to one truth
+class BatchRequest:
+    """
+    Args:
+        batch_size: rows of a batch; the last one may be short.
+        epoch: counted from 0.
+        shuffle: whether the epoch has an order of its own.
+        position: where in this worker's rows to begin; None for their start.
+        until: with leases: end when this number of rows, of all workers, has been leased.
+        like_epoch: with leases: the epoch whose order and random numbers the rows have, if not
+            this one.
+    """
+
+    batch_size: int
+    epoch: int = 0
+    shuffle: bool = True
+    position: Ints | None = None
+    until: int | None = None
+    like_epoch: int | None = None
+
+    @property
+    def order_epoch(self) -> int:
+        """The epoch whose order the rows have."""
+        return self.epoch if self.like_epoch is None else self.like_epoch
+
+    @property
+    def rows_before(self) -> int:
+        """How many rows of this worker come before the position."""
+        return 0 if self.position is None else int(self.position.sum())
 
 
 class Layout(Protocol):

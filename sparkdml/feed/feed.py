@@ -6,7 +6,10 @@ from the spool, shuffled. Memory stays bounded by a few chunks of the stream and
 numbers, however large the partition is.
 
 A Feed belongs to its worker for the length of a run. It reads on the thread that asks for batches;
-a Prefetch runs such an iterator on a thread of its own, some batches ahead.
+a Prefetch runs such an iterator on a thread of its own, some batches ahead. A ReadAhead stays on
+its consumer's thread: what it hides is not the reading itself but its unevenness. Ranks are never
+quite alike; one that arrives early at a collective would only wait, so it reads its next batch in
+that time.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,14 +31,12 @@ import torch
 from sparkdml.errors import DataError
 from sparkdml.feed.batch import Batch, count_not_finite, cut, select, without_short
 from sparkdml.feed.collate import Collator, InOrder, Place, augmented
-from sparkdml.feed.epoch_order import EpochOrder
-from sparkdml.feed.order import Ints, shard_of
+from sparkdml.feed.epoch_order import BatchRequest, EpochOrder
+from sparkdml.feed.order import Ints, Skipper, shard_of
 from sparkdml.feed.plan import Arrays
 from sparkdml.feed.plan import Chunk as Chunk
 from sparkdml.feed.plan import FeedPlan as FeedPlan
 from sparkdml.feed.plan import is_validation as is_validation
-from sparkdml.feed.position import Skipper
-from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.sampling import Draws, SumOverRanks, rate_of, weight_sums
 from sparkdml.feed.spool import Spool
 
@@ -338,3 +340,32 @@ class Feed:
         if self.device.type == "cpu":
             return batches
         return self.ahead((batch.to(self.device) for batch in batches), depth=2)
+
+
+class ReadAhead(Iterator[T]):
+    """An iterator whose next item can be read before it is asked for.
+
+    Args:
+        source: read in order, by one thread.
+        timed: entered around each reading ahead, to tell where that time goes.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[T],
+        timed: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._source, self._timed = source, timed
+        self._ahead: list[T] = []  # one item at most
+
+    def advance(self) -> None:
+        """Read the next item now, unless that has been done; nothing at the source's end."""
+        if self._ahead:
+            return
+        with self._timed():
+            for item in self._source:
+                self._ahead.append(item)
+                break
+
+    def __next__(self) -> T:
+        return self._ahead.pop() if self._ahead else next(self._source)

@@ -1,7 +1,7 @@
 """Reading by leases: a worker trains on the rows that the driver leases to it, bit by bit.
 
 Runs in a worker, on the thread that makes batches; its questions go to the driver's lease service
-(lease_service.py) through the control client.
+(leases.py) through the control client.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any, Protocol
 from sparkdml.errors import CommunicationError
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.collate import Place
-from sparkdml.feed.epoch_order import PlacedOrder
+from sparkdml.feed.epoch_order import BatchRequest, PlacedOrder
 from sparkdml.feed.feed import Feed
+from sparkdml.feed.order import packed, unpacked
 from sparkdml.feed.plan import Arrays
-from sparkdml.feed.position import packed, unpacked
-from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import Piece, SharedRows
 from sparkdml.feed.shared_spool import Card, OwnerGone
 from sparkdml.network.timeouts import LEASE_ASK_AGAIN_SECONDS, LEASE_PATIENCE_SECONDS

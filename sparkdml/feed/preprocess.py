@@ -17,9 +17,8 @@ import pyarrow as pa
 from torch import Tensor
 
 from sparkdml.errors import DataError
-from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
 from sparkdml.feed.columns.base import show_row
-from sparkdml.feed.columns.scalar import ScalarColumn
+from sparkdml.feed.columns.kinds import ArrayColumn, RaggedColumn, ScalarColumn
 from sparkdml.feed.plan import Arrays, FeedPlan
 from sparkdml.feed.ragged import Ragged, RaggedArray
 

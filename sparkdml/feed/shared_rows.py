@@ -21,9 +21,8 @@ from sparkdml.feed.batch import Batch, join
 from sparkdml.feed.collate import InOrder
 from sparkdml.feed.epoch_order import EpochOrder, PlacedOrder
 from sparkdml.feed.feed import Feed
-from sparkdml.feed.order import Ints
+from sparkdml.feed.order import Ints, packed, unpacked
 from sparkdml.feed.plan import Arrays
-from sparkdml.feed.position import packed, unpacked
 from sparkdml.feed.shared_spool import (
     Card,
     OwnerGone,

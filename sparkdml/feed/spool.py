@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sparkdml.errors import DataError, SetupError
+from sparkdml.feed.batch import Recycler
 from sparkdml.feed.order import Ints
 from sparkdml.feed.plan import Arrays
 from sparkdml.feed.ragged import RaggedArray, element_numbers
-from sparkdml.feed.recycling import Recycler
 
 DRAWS = "__sparkdml_draws"  # a column of the spool that no batch has: how often a row is drawn
 

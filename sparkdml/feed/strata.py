@@ -1,25 +1,50 @@
-"""A validation split that is exact within each value of a column: the worker's side.
+"""A validation split that is exact within each value of a column: its check, and the worker's side.
 
 The rows of one value are ordered by a key made of their hash, and the first ones are held out: as
-many as the fraction of them, to a row. The driver finds the last key that is held out for each
-value (see validation_split.py); here each row is compared with that of its own value, on the thread
-that reads the stream.
+many as the fraction of them, to a row. The driver checks the column, and finds the last key that is
+held out for each value (see validation_split.py); in a worker each row is compared with that of its
+own value, on the thread that reads the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdml.errors import DataError
-from sparkdml.feed.order import SHARD_BITS, Ints
-from sparkdml.feed.position import occurrences
+from sparkdml.errors import DataError, ParameterError
+from sparkdml.feed.order import SHARD_BITS, Ints, occurrences
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+ALLOWED = ["string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date"]
+
+
+def check_stratify(schema: StructType, name: str, validation: float | str | None) -> None:
+    """What the schema and the settings show."""
+    if not isinstance(validation, float):
+        raise ParameterError(
+            "stratifyCol",
+            name,
+            "used with validation=, a fraction",
+            "A validation column says by itself which rows are held out."
+            if validation
+            else "Set validation, for instance to 0.1.",
+        )
+    kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if name not in kinds:
+        raise DataError(f"no column {name!r} for stratifyCol=: there is {', '.join(kinds)}")
+    if kinds[name] not in ALLOWED:
+        raise DataError(
+            f"stratifyCol {name!r} has the type {kinds[name]}; it must be one of "
+            f"{', '.join(ALLOWED)}: cast it, for instance to string"
+        )
 
 
 def split_keys(hashes: Ints) -> npt.NDArray[np.uint64]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdml.errors import DataError, ParameterError
+from sparkdml.errors import DataError
 from sparkdml.feed.arrow import HASH_COLUMN
 from sparkdml.feed.batch import select
 from sparkdml.feed.columns.base import quoted
@@ -31,36 +31,13 @@ from sparkdml.feed.strata import Strata, Stratum
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 
 BITS_PER_ROUND = 6
 MAX_VALUES = 2000
 MAX_KEYS = 200_000  # to look at one by one
-ALLOWED = ["string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "date"]
 
 _MASK = (1 << 64) - 1
-
-
-def check_stratify(schema: StructType, name: str, validation: float | str | None) -> None:
-    """What the schema and the settings show."""
-    if not isinstance(validation, float):
-        raise ParameterError(
-            "stratifyCol",
-            name,
-            "used with validation=, a fraction",
-            "A validation column says by itself which rows are held out."
-            if validation
-            else "Set validation, for instance to 0.1.",
-        )
-    kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if name not in kinds:
-        raise DataError(f"no column {name!r} for stratifyCol=: there is {', '.join(kinds)}")
-    if kinds[name] not in ALLOWED:
-        raise DataError(
-            f"stratifyCol {name!r} has the type {kinds[name]}; it must be one of "
-            f"{', '.join(ALLOWED)}: cast it, for instance to string"
-        )
 
 
 def with_strata(data: Any, plan: FeedPlan | None) -> FeedPlan | None:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdml.errors import DataError
 from sparkdml.feed.columns.base import Column
-from sparkdml.feed.plan import FeedPlan
-from sparkdml.feed.planning import FeedWishes, plan_feed
+from sparkdml.feed.plan import FeedPlan, FeedWishes, plan_feed
 from sparkdml.params import PredictionParams
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from sparkdml.comm.driver_exchange import DriverExchange
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.lease_service import LeaseService
+from sparkdml.feed.leases import LeaseService
 from sparkdml.network.connection import Message
 from sparkdml.network.timeouts import LEASE_SECONDS, Timeouts
 from sparkdml.parameter_server.application import Applications, StandingServers

@@ -24,10 +24,9 @@ from sparkdml.checkpoint.state import Entry, State
 from sparkdml.comm.driver_exchange import DriverCommunicator
 from sparkdml.errors import CommunicationError, NonFiniteLoss
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.feed import ReadAhead
 from sparkdml.feed.leased import LeasedBatch
-from sparkdml.feed.order import Ints
-from sparkdml.feed.position import nothing_read, owned
-from sparkdml.feed.read_ahead import ReadAhead
+from sparkdml.feed.order import Ints, nothing_read, owned
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.config import ServerConfig
 from sparkdml.parameter_server.consistency import Consistency

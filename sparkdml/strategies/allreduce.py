@@ -19,7 +19,7 @@ from sparkdml.comm.topologies.opening import TOPOLOGIES
 from sparkdml.compression.base import Compression, Reducer, Uncompressed
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.read_ahead import ReadAhead
+from sparkdml.feed.feed import ReadAhead
 from sparkdml.strategies.base import StepStrategy
 from sparkdml.training.epoch import Epoch
 from sparkdml.training.flat import Bucket

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparkdml.comm.base import Communicator
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.read_ahead import ReadAhead
+from sparkdml.feed.feed import ReadAhead
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.strategies.allreduce import BACKENDS
 from sparkdml.strategies.base import StepStrategy

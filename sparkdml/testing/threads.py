@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from sparkdml.comm.base import Communicator, World
 from sparkdml.comm.threads import run_threads
 from sparkdml.feed.batch import Batch
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.leased import LeaseReader
-from sparkdml.feed.order import Ints
-from sparkdml.feed.position import nothing_read
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.order import Ints, nothing_read
 from sparkdml.feed.shared_rows import Piece
 from sparkdml.observe.timeline.recorder import NO_SPANS
 from sparkdml.runtime.protocol.roles import Role, job_roles, num_tasks, role_and_rank

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from sparkdml.errors import ParameterError
-from sparkdml.feed.recycling import ALIGNMENT_BYTES
+from sparkdml.feed.batch import ALIGNMENT_BYTES
 from sparkdml.training.modules import Modules
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparkdml.checkpoint.checkpointer import Checkpointer
 from sparkdml.checkpoint.fingerprint import describe
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.runtime.worker.context import Context
 from sparkdml.training.contribution import Contribution
 from sparkdml.training.epoch_progress import EpochProgress

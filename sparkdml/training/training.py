@@ -15,7 +15,7 @@ from typing import Protocol
 from sparkdml.checkpoint.manifest import Kind
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.position import nothing_read, owned
+from sparkdml.feed.order import nothing_read, owned
 from sparkdml.feed.randomness import seed_rank
 from sparkdml.training.callbacks.base import Callback, overriding
 from sparkdml.training.epoch import Epoch

@@ -18,7 +18,7 @@ from sparkdml.comm.threads import run_threads
 from sparkdml.comparison.advice import Advice
 from sparkdml.comparison.advise import Found, Probe, combine
 from sparkdml.comparison.costs import Measured, Network
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.testing.digits import digits, digits_plan
 from sparkdml.testing.threads import ThreadContext
 

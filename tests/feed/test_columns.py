@@ -9,10 +9,14 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
 from sparkdml.errors import DataError
-from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
-from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
+from sparkdml.feed.columns.kinds import (
+    ArrayColumn,
+    OpaqueColumn,
+    RaggedColumn,
+    ScalarColumn,
+    VectorColumn,
+)
 from sparkdml.feed.columns.schema import describe_columns, recorded_column
-from sparkdml.feed.columns.vector import VectorColumn
 
 VECTOR = pa.struct(
     [

@@ -1,6 +1,7 @@
 """The feed without Spark: rows in chunks of any size come out once an epoch, as tensors."""
 
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.errors import DataError
-from sparkdml.feed.feed import Chunk, Feed, FeedPlan, is_validation
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.epoch_order import BatchRequest
+from sparkdml.feed.feed import Chunk, Feed, FeedPlan, ReadAhead, is_validation
 
 
 def chunks_of(num_rows, chunk_rows, seed=0):
@@ -156,3 +157,49 @@ def test_memory_of_batches_that_nobody_keeps_is_used_again(tmp_path):
     places = [batch["x"].data_ptr() for batch in feed.batches(BatchRequest(50, 1))]
     assert len(set(places)) <= 4
     feed.close()
+
+
+@given(st.integers(0, 6), st.lists(st.booleans(), max_size=12))
+def test_whenever_it_reads_ahead_the_items_are_the_same(num_items, turns):
+    items = ReadAhead(iter(range(num_items)))
+    found = []
+    for advances in turns:
+        if advances:
+            items.advance()
+        elif (item := next(items, None)) is not None:
+            found.append(item)
+    assert found + list(items) == list(range(num_items))
+
+
+def test_one_item_is_read_ahead_and_its_time_is_told():
+    read, timed = [], []
+
+    def source():
+        for item in range(3):
+            read.append(item)
+            yield item
+
+    @contextmanager
+    def timing():
+        timed.append(len(read))
+        yield
+
+    items = ReadAhead(source(), timing)
+    items.advance()
+    items.advance()
+    assert read == [0]
+    assert timed == [0]
+    assert [next(items), next(items)] == [0, 1]
+    assert timed == [0]
+
+
+def test_an_error_of_the_source_is_raised_where_it_is_read():
+    def source():
+        yield 1
+        raise OSError("a lost disk")
+
+    items = ReadAhead(source())
+    items.advance()
+    assert next(items) == 1
+    with pytest.raises(OSError, match="a lost disk"):
+        items.advance()

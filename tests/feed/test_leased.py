@@ -10,10 +10,10 @@ import pytest
 
 from sparkdml.errors import CommunicationError
 from sparkdml.feed import leased
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.lease_service import LeaseService
 from sparkdml.feed.leased import LeaseReader, SpoolSource
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.leases import LeaseService
 from sparkdml.feed.shared_rows import SharedRows
 from sparkdml.runtime.protocol.service import TaskIdentity
 

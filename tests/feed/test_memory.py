@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sparkdml as dml
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import RaggedArray
-from sparkdml.feed.request import BatchRequest
 
 MB = 1 << 20
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.order import owner_of, shard_of
-from sparkdml.feed.position import nothing_read, occurrences, owned
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.order import nothing_read, occurrences, owned, owner_of, shard_of
 
 NUM_ROWS = 400
 

@@ -12,11 +12,10 @@ from PIL import Image
 import sparkdml as dml
 from sparkdml.errors import DataError
 from sparkdml.feed.arrow import HASH_COLUMN, prepare, read_arrow
-from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
-from sparkdml.feed.columns.vector import VectorColumn
+from sparkdml.feed.columns.kinds import OpaqueColumn, ScalarColumn, VectorColumn
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import Ragged
-from sparkdml.feed.request import BatchRequest
 
 INPUTS = (ScalarColumn("id", "int64"), OpaqueColumn("text"))
 TEXTS = ["a", "bcd", "", "ef"]

@@ -9,9 +9,9 @@ from hypothesis.extra import numpy as hnp
 
 import sparkdml as dml
 from sparkdml.errors import DataError, ParameterError
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import Ragged, RaggedArray
-from sparkdml.feed.request import BatchRequest
 
 row_lengths = st.lists(st.integers(0, 6), max_size=30)
 

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.errors import DataError
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
-from sparkdml.feed.order import NUM_SHARDS, owner_of, shard_of
-from sparkdml.feed.position import nothing_read, owned
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.order import NUM_SHARDS, nothing_read, owned, owner_of, shard_of
 from sparkdml.feed.sampling import Draws, rate_of, weight_sums
 
 NUM_ROWS = 300

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, ParameterError
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan
 from sparkdml.feed.ragged import RaggedArray
-from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import SharedRows
 from sparkdml.feed.shared_spool import RemoteRows, RowServer, open_here
 from sparkdml.network.timeouts import Timeouts

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from sparkdml.errors import DataError, ParameterError
-from sparkdml.feed import validation_split
+from sparkdml.feed import strata, validation_split
 from sparkdml.feed.arrow import read_arrow
 from sparkdml.feed.columns.schema import describe_columns
 from sparkdml.feed.feed import FeedPlan
@@ -151,9 +151,9 @@ def test_values_that_cannot_be_split_by(spark, kind, words):
 def test_what_the_schema_shows(spark):
     df = spark.range(1).selectExpr("id as x", "array(id) as kind")
     with pytest.raises(DataError, match="'kind' has the type array<bigint>; it must be one of str"):
-        validation_split.check_stratify(df.schema, "kind", 0.1)
+        strata.check_stratify(df.schema, "kind", 0.1)
     with pytest.raises(DataError, match="no column 'sort' for stratifyCol=: there is x, kind"):
-        validation_split.check_stratify(df.schema, "sort", 0.1)
+        strata.check_stratify(df.schema, "sort", 0.1)
     for validation in (None, "is_test"):
         with pytest.raises(ParameterError, match="stratifyCol must be used with validation="):
-            validation_split.check_stratify(df.schema, "kind", validation)
+            strata.check_stratify(df.schema, "kind", validation)

@@ -12,7 +12,7 @@ from sparkdml.comm.topologies.opening import TOPOLOGIES, open_topology
 from sparkdml.compression.one_bit import OneBit
 from sparkdml.compression.top_k import TopK
 from sparkdml.errors import NonFiniteLoss, ParameterError
-from sparkdml.feed.read_ahead import ReadAhead
+from sparkdml.feed.feed import ReadAhead
 from sparkdml.runtime.worker import tracing
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan

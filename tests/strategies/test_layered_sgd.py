@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from sparkdml.errors import CommunicationError
-from sparkdml.feed.read_ahead import ReadAhead
+from sparkdml.feed.feed import ReadAhead
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.strategies.layered_sgd import LayeredSGD
 from sparkdml.testing.digits import cut, digits, digits_plan

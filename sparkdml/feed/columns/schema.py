@@ -8,10 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdml.errors import DataError
-from sparkdml.feed.columns.array import ArrayColumn, RaggedColumn
 from sparkdml.feed.columns.base import Column
-from sparkdml.feed.columns.scalar import OpaqueColumn, ScalarColumn
-from sparkdml.feed.columns.vector import VectorColumn
+from sparkdml.feed.columns.kinds import (
+    ArrayColumn,
+    OpaqueColumn,
+    RaggedColumn,
+    ScalarColumn,
+    VectorColumn,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -24,10 +24,10 @@ from sparkdml.errors import (
 from sparkdml.feed.agreement import check_any_full, read_all_first
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.dataset import Dataset
+from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed
 from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
-from sparkdml.feed.request import BatchRequest
 from sparkdml.feed.shared_rows import Pool, SharedRows, exchange_positions, share_among
 from sparkdml.network.timeouts import RUN_END_SECONDS
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans

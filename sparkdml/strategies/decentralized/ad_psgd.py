@@ -20,7 +20,7 @@ from torch import Tensor
 from sparkdml.checkpoint.state import State
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.lease_service import LeaseService
+from sparkdml.feed.leases import LeaseService
 from sparkdml.runtime.protocol.roles import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.decentralized.pairwise import Exchange, Replica

@@ -13,8 +13,8 @@ from torch import Tensor
 from sparkdml.checkpoint.state import Entry, State
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.feed.lease_service import LeaseService
-from sparkdml.feed.request import BatchRequest
+from sparkdml.feed.epoch_order import BatchRequest
+from sparkdml.feed.leases import LeaseService
 from sparkdml.runtime.protocol.plan import Role
 from sparkdml.strategies.base import Strategy, check_backend
 from sparkdml.strategies.second_order.full_objective import Evaluation, FullObjective

@@ -1,4 +1,7 @@
-"""Arrays of numbers, nested to any depth: of one length, or where `collate` is set, of any length.
+"""The kinds of columns: a number a row, arrays of one length or of any, vectors, and the rest.
+
+An array of any length can only be read where `collate` is set. Vectors, dense and sparse mixed, are
+read as a dense matrix.
 
 Made at the driver, read in workers (see base.py).
 """
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +22,29 @@ from sparkdml.feed.ragged import RaggedArray
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql.types import ArrayType, StructField
+
+
+@dataclass(frozen=True)
+class ScalarColumn(Column):
+    """A tensor of shape (rows,)."""
+
+    kind = "scalar"
+
+    def _convert(self, values: pa.Array, batch: pa.RecordBatch) -> np.ndarray:
+        return self._typed(values.to_numpy(zero_copy_only=False))
+
+
+@dataclass(frozen=True)
+class OpaqueColumn(Column):
+    """Text, bytes, a date, a struct: only `preprocess` can read it, as Arrow has it."""
+
+    dtype: str = "object"
+
+    kind = "other"
+    is_fed = False
+
+    def _convert(self, values: pa.Array, batch: pa.RecordBatch) -> np.ndarray:
+        raise AssertionError(f"column {self.name!r} can be read by preprocess alone")
 
 
 @dataclass(frozen=True)
@@ -139,3 +165,75 @@ class RaggedColumn(ArrayColumn):
             raise self._inner_null(batch, row_of(first_null(elements)))
         array = self._unnest(elements, batch, self.depth - 1, row_of)
         return RaggedArray(self._typed(array), offsets)
+
+
+@dataclass(frozen=True)
+class VectorColumn(Column):
+    """A tensor of shape (rows, size)."""
+
+    dtype: str = "float64"
+    depth: int = 1
+
+    kind = "vector"
+    is_sort_key = False
+
+    def outside_spark(self) -> Column:
+        """A list of numbers: vectors are Spark's own."""
+        return ArrayColumn(self.name, self.dtype)
+
+    def spark_value(self) -> SparkColumn:
+        """The struct that holds it, which Spark can hash and Arrow has a type for."""
+        from pyspark.sql import functions as F
+
+        return F.unwrap_udt(super().spark_value())
+
+    def spark_lengths(self) -> dict[str, tuple[SparkColumn, SparkColumn]]:
+        from pyspark.sql import functions as F
+
+        value = spark_column(self.name)
+        size = F.coalesce(value["size"], F.size(value["values"]))
+        return {self.name: (size, size)}
+
+    def for_preprocess(self, values: pa.Array, batch: pa.RecordBatch) -> pa.Array:
+        """Lists of numbers."""
+        if not is_vectors(values):
+            return values
+        matrix = self.read(values, batch)
+        assert isinstance(matrix, np.ndarray)
+        return pa.FixedSizeListArray.from_arrays(matrix.reshape(-1), matrix.shape[1])
+
+    def _convert(self, values: pa.StructArray, batch: pa.RecordBatch) -> np.ndarray:
+        return self._typed(self._matrix(values, batch))
+
+    def _matrix(self, values: pa.StructArray, batch: pa.RecordBatch) -> np.ndarray:
+        dense = values.field("type").to_numpy() == 1
+        lists = values.field("values")
+        lengths = np.diff(lists.offsets.to_numpy())
+        sizes = np.where(dense, lengths, values.field("size").fill_null(0).to_numpy())
+        size = int(sizes[0]) if len(sizes) else 0
+        odd = np.flatnonzero(sizes != size)
+        if odd.size:
+            raise uneven(self.name, int(sizes[odd[0]]), size, show_row(batch, int(odd[0])))
+        numbers: np.ndarray = lists.flatten().to_numpy(zero_copy_only=False)
+        if dense.all():
+            return numbers.reshape(len(sizes), size)
+        rows = np.repeat(np.arange(len(sizes)), lengths)
+        # A dense row's values stand at 0, 1, 2, …; a sparse row's at its indices.
+        starts = np.cumsum(lengths) - lengths
+        places = np.arange(len(numbers)) - np.repeat(starts, lengths)
+        indices = values.field("indices").flatten().to_numpy(zero_copy_only=False)
+        places[~dense[rows]] = indices
+        matrix = np.zeros((len(sizes), size), dtype=self.dtype)
+        matrix[rows, places] = numbers
+        return matrix
+
+
+def is_vectors(values: pa.Array) -> bool:
+    """Whether an Arrow array has the struct of Spark's vectors."""
+    return bool(pa.types.is_struct(values.type)) and values.type.get_field_index("indices") >= 0
+
+
+def vectors_to_python(values: pa.Array) -> list[Any]:
+    """Dense vectors as lists of numbers; any other Arrow array as Python has it."""
+    plain: list[Any] = (values.field("values") if is_vectors(values) else values).to_pylist()
+    return plain
