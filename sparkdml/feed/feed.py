@@ -95,7 +95,7 @@ class Prefetch(Iterator[T]):
         self._thread.join(timeout=CLOSE_SECONDS)
 
 
-KEPT_PREFIX = "sparkdml-spool-"
+KEPT_PREFIX = "sparkdml-spool-"  # then what `mkdtemp` makes up: [a-z0-9_]
 LAYOUT = "layout.json"  # written last: a folder that has it is whole
 
 

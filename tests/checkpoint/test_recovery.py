@@ -61,11 +61,14 @@ def copy(folder, to):
     shutil.copytree(folder, to, dirs_exist_ok=True)
 
 
-def spools_of(spark):
-    """What lies in the local directories of this one executor."""
+def local_directories(spark):
+    """Those of this one executor."""
     task = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"])
-    folders = task.first().split(",")
-    return [path for folder in folders for path in Path(folder).glob("sparkdml-spool-*")]
+    return [Path(folder) for folder in task.first().split(",")]
+
+
+def spools_of(spark):
+    return [path for folder in local_directories(spark) for path in folder.glob("sparkdml-spool-*")]
 
 
 @pytest.mark.parametrize(
@@ -392,18 +395,19 @@ def test_a_place_that_is_not_shared_is_found_out_before_training(rows, tmp_path,
         make_estimator(checkpoint=f"{tmp_path}/run").fit(rows)
 
 
-def test_spools_on_other_disks_are_removed_by_tasks(spark, tmp_path):
+@pytest.mark.parametrize("here", [False, True])
+def test_spools_are_removed_by_tasks(spark, here):
     from sparkdml.runtime.driver.spools import Spools
 
     spools = Spools()
     for rank in range(2):
-        folder = tmp_path / f"spool-{rank}"
+        folder = local_directories(spark)[0] / f"sparkdml-spool-{rank}"
         folder.mkdir()
         (folder / "rows").write_bytes(b"x")
-        spools.note(rank, {"host": "a", "folder": str(folder), "whole": True}, 2)
+        spools.note(rank, {"host": "a", "name": folder.name, "whole": True}, 2)
     spools.left_behind()
-    spools.remove_left(spark, here=False)
-    assert list(tmp_path.iterdir()) == []
+    spools.remove_left(spark, here)
+    assert not spools_of(spark)
 
 
 def test_surviving_spools_are_used_again(spark, rows, tmp_path):

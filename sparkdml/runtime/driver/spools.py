@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdml.runtime.protocol.kept_spools import KeptSpool, remove_spools
+from sparkdml.runtime.protocol.kept_spools import KeptSpool, checked_name, remove_spools
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,11 +36,12 @@ class Spools:
 
     def note(self, rank: int, message: Message, num_workers: int) -> None:
         """A rank reports where its spool is, and whether all of its rows are in it."""
-        self._all.add(message["folder"])
+        name = checked_name(message["name"])
+        self._all.add(name)
         if num_workers != self.num_workers:
             self.num_workers, self.kept = num_workers, {}
         if message["whole"]:
-            self.kept[rank] = KeptSpool(message["host"], message["folder"])
+            self.kept[rank] = KeptSpool(message["host"], name)
 
     def lost(self, rank: int) -> None:
         self.num_losses += 1
@@ -52,7 +53,7 @@ class Spools:
 
     def stale(self) -> tuple[str, ...]:
         """Those that failed submissions left and that will not be read: they only take room."""
-        return tuple(sorted(self._left - {spool.folder for spool in self.kept.values()}))
+        return tuple(sorted(self._left - {spool.name for spool in self.kept.values()}))
 
     def left_behind(self) -> None:
         """A submission has failed: its workers leave their spools to those of the next one."""
@@ -61,18 +62,17 @@ class Spools:
     def remove_left(self, spark: SparkSession, here: bool) -> None:
         """The run is over. A worker that ended without a failure has removed its own spool.
 
-        With `here` the disks are this process's own; otherwise tasks must be sent to their hosts.
+        Tasks do it, which know their executor's directories. With `here` one task reaches all.
         """
-        folders = sorted(self._left)
-        if here or not folders:
-            remove_spools(folders)
+        names = sorted(self._left)
+        if not names:
             return
         # Several tasks for each, since a task can't be sent to a given host. By mapInArrow, which
         # uses the Python processes that the run has left; an RDD would start others.
-        count = 4 * len(folders)
-        tasks = spark.range(0, count, 1, numPartitions=count)
+        count = 1 if here else 4 * len(names)
         try:
-            tasks.mapInArrow(partial(_remove, folders), "id long").collect()
+            tasks = spark.range(0, count, 1, numPartitions=count)
+            tasks.mapInArrow(partial(_remove, names), "id long").collect()
         except Exception as error:
             warnings.warn(
                 f"spools stay on the executors' disks until the executors end: {error}",
@@ -80,8 +80,8 @@ class Spools:
             )
 
 
-def _remove(folders: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    remove_spools(folders)
+def _remove(names: Sequence[str], rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    remove_spools(names)
     for _ in rows:
         pass
     yield from ()

@@ -1,14 +1,23 @@
 """Spools that a failed submission left on workers' disks, as the plan of the next one names them.
 
-Pure values and functions: the driver writes them into the plan, and each task finds its rank and
-removes what is stale by them.
+The driver writes them into the plan; each task finds its rank by them, reads its spool, and removes
+what is stale. A spool has a name and no path: whatever the driver was told, only folders of this
+user's in Spark's local directories are read and removed.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from sparkdml.errors import ProtocolError
+from sparkdml.feed.feed import KEPT_PREFIX
 
 
 @dataclass(frozen=True)
@@ -16,12 +25,54 @@ class KeptSpool:
     """One rank's rows on one host's disk."""
 
     host: str
-    folder: str
+    name: str
 
 
-def remove_spools(folders: Sequence[str]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)  # on another host, or removed already
+def checked_name(name: object) -> str:
+    """The name, if it is one that `Feed` gives to a kept spool."""
+    if not isinstance(name, str) or not re.fullmatch(rf"{KEPT_PREFIX}[a-z0-9_]+", name):
+        raise ProtocolError(f"a kept spool is named {KEPT_PREFIX}…, without a path, not {name!r}")
+    return name
+
+
+def find_spool(name: str) -> Path:
+    """The spool's folder on this host."""
+    found = next(_find(name), None)
+    if found is None:
+        raise FileNotFoundError(f"{name} is in no local directory of this executor")
+    return found
+
+
+def remove_spools(names: Sequence[str]) -> None:
+    for name in names:
+        for folder in _find(name):
+            shutil.rmtree(folder, ignore_errors=True)  # removed already, by another task
+
+
+def _find(name: str) -> Iterator[Path]:
+    for directory in _local_directories():
+        folder = directory / checked_name(name)
+        if _is_own_folder(folder):
+            yield folder
+
+
+def _local_directories() -> list[Path]:
+    """Those of this executor, and of others of this host: a rank may move between them."""
+    own = [Path(path) for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if path]
+    parents = dict.fromkeys(path.parent for path in own)
+    # Spark makes a folder of this name for each executor, side by side.
+    others = [path for parent in parents for path in sorted(parent.glob("blockmgr-*"))]
+    others = [path for path in others if path not in own and _is_own_folder(path)]
+    return [*own, *others, Path(tempfile.gettempdir())]
+
+
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is a folder of this user's; a link is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def assign_ranks(partition_hosts: Sequence[str], spool_hosts: Mapping[int, str]) -> list[int]:

@@ -7,6 +7,7 @@ Where rows move between workers, it also opens others' rows and serves its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from sparkdml.feed.order import Ints
 from sparkdml.feed.shared_rows import Pool, SharedRows, exchange_positions, share_among
 from sparkdml.network.timeouts import RUN_END_SECONDS
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
+from sparkdml.runtime.protocol.kept_spools import find_spool
 from sparkdml.runtime.protocol.messages import (
     FactsQuestion,
     RowsReport,
@@ -295,11 +297,11 @@ class Context:
         kept = self.plan.spools.get(self.rank)
         if kept is not None:
             try:
-                feed = Feed.reopen(kept.folder, plan, self.device, self.rank)
+                feed = Feed.reopen(str(find_spool(kept.name)), plan, self.device, self.rank)
             except (OSError, ValueError) as error:
                 self._client.ask(SpoolLost())  # the next attempt gets these rows from Spark
-                raise CommunicationError(f"the spool {kept.folder} is gone: {error}") from error
-            self._spooled(kept.folder)
+                raise CommunicationError(f"the spool {kept.name} is gone: {error}") from error
+            self._spooled(str(feed.folder))
             return feed
         assert self._chunks is not None, "a run with data has chunks"
         if self.plan.checkpoint is None:
@@ -316,7 +318,8 @@ class Context:
         return feed
 
     def _spooled(self, folder: str, whole: bool = True) -> None:
-        self._client.event("spooled", host=self.host, folder=folder, whole=whole)
+        name = os.path.basename(folder)  # without its path, which the driver must not rely on
+        self._client.event("spooled", host=self.host, name=name, whole=whole)
         self._client.flush()
 
     def _check_facts(self, facts: dict[str, Any]) -> None:

@@ -92,15 +92,15 @@ def test_ranks_sit_where_their_spools_are():
 
 def test_spools_serve_only_as_many_workers_as_before():
     spools = Spools()
-    told = {"host": "a", "folder": "/x", "whole": False}
+    told = {"host": "a", "name": "sparkdml-spool-x", "whole": False}
     spools.note(0, told, 2)
     assert spools.usable(2) == {}
     spools.note(0, {**told, "whole": True}, 2)
-    assert spools.usable(2) == {0: KeptSpool("a", "/x")}
+    assert spools.usable(2) == {0: KeptSpool("a", "sparkdml-spool-x")}
     assert spools.usable(3) == {}
     spools.left_behind()
     assert spools.stale() == ()
     spools.lost(0)
-    assert spools.stale() == ("/x",)
+    assert spools.stale() == ("sparkdml-spool-x",)
     assert spools.usable(2) == {}
     assert spools.num_losses == 1
