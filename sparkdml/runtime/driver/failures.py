@@ -43,30 +43,37 @@ class Restarts:
     """Counts failures since the last progress: since the newest checkpoint is a newer one."""
 
     max_restarts: int
-    count: int = 0  # without progress
     total: int = 0
-    first_cause: Exception | None = None
+    recent: list[Exception] = field(default_factory=list)  # without progress
     _newest_step: int = -1
-    _seen: set[tuple[str, int | None]] = field(default_factory=set)
+    _seen: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def count(self) -> int:
+        return len(self.recent)
+
+    @property
+    def first_cause(self) -> Exception | None:
+        return self.recent[0] if self.recent else None
 
     def why_not(self, error: Exception, newest_step: int, start_step: int) -> str | None:
         """Why not to try again after this failure, or None to do so."""
         if newest_step > self._newest_step:
-            self._newest_step, self.count, self.first_cause = newest_step, 0, None
-        self.count += 1
+            self._newest_step, self.recent = newest_step, []
+        self.recent.append(error)
         self.total += 1
-        if self.first_cause is None:
-            self.first_cause = error
         if is_deterministic(type(error)) or not isinstance(error, SparkDMLError):
             return "another attempt would fail in the same way"
         step = failed_step(error)
-        may_be_luck = isinstance(error, WorkerLost | StoreError)
-        if self.total == 1 and (step or 0) <= start_step and not may_be_luck:
+        # The reporter may not know of a step: a server, a task that has just started, Spark itself.
+        reached = max(step or 0, newest_step)
+        may_be_luck = isinstance(error, WorkerLost | StoreError) or follows_from_loss(error)
+        if self.total == 1 and reached <= start_step and not may_be_luck:
             return "it failed before its first step, so the code or a setting is most likely wrong"
-        if isinstance(error, WorkerError) and not isinstance(error, WorkerLost):
-            key = (error.reason, step)
+        if isinstance(error, WorkerError) and not may_be_luck and step is not None:
+            key = (error.reason, reached)
             if key in self._seen:
-                return f"the same error occurred twice at step {step}, so the code is wrong"
+                return f"the same error occurred twice at step {reached}, so the code is wrong"
             self._seen.add(key)
         if self.count > self.max_restarts:
             return (
@@ -74,11 +81,29 @@ class Restarts:
             )
         return None
 
+    def explain(self, error: Exception, refusal: str) -> Exception:
+        """The first cause since the last progress, with all failures since then and the refusal."""
+        cause = self.first_cause or error
+        if self.total:
+            failures = "1 failure" if self.total == 1 else f"{self.total} failures"
+            cause.add_note(f"Given up after {failures}: {refusal}.")
+        if self.count > 1:
+            lines = [f"  {n}. {one_line(failure)}" for n, failure in enumerate(self.recent, 1)]
+            cause.add_note("\n".join(["Failures since the last progress:", *lines]))
+        return cause
+
+
+def follows_from_loss(error: Exception) -> bool:
+    """Whether a server gave up because others were lost; its own code is not to blame."""
+    if not isinstance(error, WorkerError) or error.role == "worker":
+        return False
+    return error.reason.startswith("CommunicationError: ")
+
 
 def failed_step(error: BaseException | None) -> int | None:
-    """After which step a worker failed, if it could tell."""
+    """After which step a worker failed, if it could tell; tasks of other roles count no steps."""
     while error is not None:
-        if isinstance(error, WorkerError) and error.step is not None:
+        if isinstance(error, WorkerError) and error.step is not None and error.role == "worker":
             return error.step
         error = error.__cause__
     return None

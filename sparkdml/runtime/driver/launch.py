@@ -126,7 +126,7 @@ class Recovery:
                 if cause is None:
                     raise
                 if time.monotonic() >= deadline:
-                    raise self._explain(cause, str(error)) from error
+                    raise self._restarts.explain(cause, str(error)) from error
             time.sleep(1)
 
     def _check_restart(self, error: Exception, plan: CheckpointPlan, num_workers: int) -> None:
@@ -135,7 +135,8 @@ class Recovery:
         start_step = plan.resume.step if plan.resume else 0
         refusal = self._restarts.why_not(error, newest, start_step)
         if refusal is not None:
-            raise self._explain(error, refusal) from error.__cause__
+            final = self._restarts.explain(error, refusal)
+            raise final from final.__cause__
         self.request.on_event(
             -1,
             {
@@ -147,10 +148,3 @@ class Recovery:
                 "allowed": self._restarts.max_restarts,
             },
         )
-
-    def _explain(self, error: Exception, refusal: str) -> Exception:
-        """The first cause since the last progress, and why it is final."""
-        cause = self._restarts.first_cause or error
-        if self._restarts.total and hasattr(cause, "add_note"):
-            cause.add_note(f"Given up after {self._restarts.total} failures: {refusal}.")
-        return cause

@@ -59,6 +59,39 @@ def test_a_first_submission_that_made_no_step():
     assert Restarts(9).why_not(LOST, -1, 0) is None
 
 
+def test_steps_that_were_saved_count_whoever_reports_the_failure():
+    by_spark = WorkerError(-1, "an unknown host", "Spark ended the job: heartbeat timed out")
+    by_server = WorkerError(1, "here", "CommunicationError: 2 servers were lost", role="server")
+    by_server.step = 0  # a server's process counts none
+    for error in (by_spark, by_server, raised("ValueError: x", 0)):
+        restarts = Restarts(2)
+        assert restarts.why_not(error, 250, 0) is None
+        assert "before its first step" in Restarts(9).why_not(by_spark, -1, 0)
+    assert Restarts(9).why_not(by_server, 0, 0) is None, "other processes died, before a step"
+    restarts = Restarts(2)
+    for newest in (10, 10, 20, 20):
+        assert restarts.why_not(by_server, newest, 0) is None
+    assert "maxRestarts=2" in restarts.why_not(by_server, 20, 20)
+
+
+def test_the_final_error_has_all_failures_since_the_last_progress():
+    restarts = Restarts(max_restarts=1)
+    error = raised("ValueError: x", 0)
+    refusal = restarts.why_not(error, -1, 0)
+    assert restarts.explain(error, refusal).__notes__ == [f"Given up after 1 failure: {refusal}."]
+    restarts = Restarts(max_restarts=1)
+    failures = [WorkerLost(0, "here", f"loss {n}") for n in range(3)]
+    for newest, failure in zip((10, 20, 20), failures, strict=True):
+        refusal = restarts.why_not(failure, newest, 0)
+    final = restarts.explain(failures[2], refusal)
+    assert final is failures[1], "the first since step 20"
+    given_up, listed = final.__notes__
+    assert given_up.startswith("Given up after 3 failures: 2 failures without a new checkpoint")
+    assert "loss 1" in listed
+    assert "loss 2" in listed
+    assert "loss 0" not in listed
+
+
 @pytest.mark.parametrize(
     "error", [DataError("x"), NonFiniteLoss(1.0, 1, 1, 0), CheckpointError("x"), OSError("x")]
 )
