@@ -60,6 +60,9 @@ class ThreadContext:
         self.driver_service: DriverService | None = None
         self._leases: LeaseReader | None = None
 
+    def feed(self, batch_size: int, epoch: int = 0, shuffle: bool = True) -> Iterator[Batch]:
+        return self.read(BatchRequest(batch_size, epoch, shuffle))
+
     def read(self, request: BatchRequest) -> Iterator[Batch]:
         """The rows in order: with `epoch` and `shuffle` a real feed would do more."""
         return _cut(self._rows, request.batch_size, request.rows_before)

@@ -89,9 +89,9 @@ def test_the_table_says_what_failed():
     assert "&lt;no slots&gt;" in table._repr_html_()
     for shown in (text, table._repr_html_()):
         assert "steps: what the strategy counts as one" in shown
-        assert "MB sent, messages: handed to others by a wire or through shared memory" in shown
+        assert "MB sent, messages: sent over the network or through shared memory" in shown
     assert table.frontier == ["good"]
-    assert "better in one of them: worse." in text
+    assert "better in one of them): worse." in text
     assert " ".join(text.splitlines()[1].split()) == "good 2 1 10 0.5 0.1 1 20 0.25 0.9 0.1 *"
     assert table["worse"].loss == 0.5
     with pytest.raises(KeyError, match=r"no strategy 'best': there are 'good', 'worse', 'bad'"):

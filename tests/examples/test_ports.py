@@ -38,7 +38,7 @@ def changed(name: str) -> tuple[list[str], list[str]]:
 def test_the_docs_count_the_changed_lines_right(name: str) -> None:
     written, gone = changed(name)
     page = (ROOT / "docs" / f"how-to-from-{name.replace('_', '-')}.md").read_text()
-    said = f"{len(written)} lines are written for {len(gone)} that go"
+    said = f"{len(written)} lines replace {len(gone)}"
     assert said in " ".join(page.split())
     for sign, lines in (("+", written), ("-", gone)):
         for line in lines:
