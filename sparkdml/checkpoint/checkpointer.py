@@ -206,6 +206,10 @@ class Checkpointer:
         """Until this rank's parts are in the store, or have failed to get there."""
         self._writer.wait()
 
+    def close(self) -> None:
+        """Nothing more will be saved; what is in flight still gets to the store."""
+        self._writer.close()
+
     def _written(self, report: dict[str, Any], written: Written) -> None:
         self._last_error = written.error
         self._spans.add_write(written.write_seconds, sum(part.num_bytes for part in written.parts))

@@ -2,16 +2,20 @@
 
 The training thread pays only for a copy of the state into host memory, which is kept and reused:
 allocating fresh pages would cost more than the copy. The rest happens on a thread of its own, named
-`sparkdml-checkpoint`.
+`sparkdml-checkpoint`. It lives as long as the writer: where memory is short, `Thread.start()` can
+wait indefinitely for a thread that has died already, while heartbeats go on.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -83,20 +87,51 @@ class Hashed:
         return self._digest.hexdigest()
 
 
+@dataclass
+class _Job:
+    """One snapshot's write; what its thread raises is raised again for the one that waits."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    failure: BaseException | None = None
+
+
+Jobs = queue.SimpleQueue[tuple[_Job, Callable[[], None]] | None]
+
+
+def _run_jobs(jobs: Jobs) -> None:
+    while (given := jobs.get()) is not None:
+        job, work = given
+        try:
+            work()
+        except BaseException as error:
+            job.failure = error
+        job.done.set()
+        del given, job, work  # they refer to the writer: unused, it ends this thread
+
+
 class Writer:
     """The worker's background writer. `busy` while a write is in flight."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._staging: dict[str, Staging] = {}
-        self._thread: threading.Thread | None = None
+        self._jobs: Jobs = queue.SimpleQueue()
+        self._job: _Job | None = None
+        self._thread = threading.Thread(
+            target=_run_jobs, args=(self._jobs,), name="sparkdml-checkpoint", daemon=True
+        )
+        self._thread.start()
+        self._end = weakref.finalize(self, self._jobs.put, None)
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and not self._job.done.is_set() and self._thread.is_alive()
 
     def write(self, id: str, outgoing: Sequence[Outgoing], then: Callable[[Written], None]) -> None:
-        """Copy the states and return; the rest happens on a thread."""
+        """Copy the states and return; the rest happens on the thread.
+
+        Raises what ended the write before: lack of memory, or an error of `then`.
+        """
         self.wait()
         started = time.perf_counter()
         copies = []
@@ -119,12 +154,44 @@ class Writer:
             except Exception as problem:  # reported, and training goes on
                 error = problem
             then(Written(tuple(parts), copy_seconds, time.perf_counter() - begun, error))
+            if lacks_memory(error):
+                raise out_of_memory(f"writing checkpoint {id}") from error
 
-        self._thread = threading.Thread(target=work, name="sparkdml-checkpoint", daemon=True)
-        self._thread.start()
+        self._job = _Job()
+        self._jobs.put((self._job, work))
 
     def wait(self) -> None:
-        """Until nothing is in flight."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Until nothing is in flight; raises what ended the write, as `write` does."""
+        job = self._job
+        if job is None:
+            return
+        while not job.done.wait(_LOOK_SECONDS):
+            if not self._thread.is_alive() and not job.done.is_set():
+                raise out_of_memory("the thread that writes checkpoints")
+        self._job = None
+        if job.failure is not None:
+            raise job.failure
+
+    def close(self) -> None:
+        """End the thread after the write in flight, without waiting for it."""
+        self._end()
+
+
+_LOOK_SECONDS = 1.0
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is a lack of memory."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        error = error.__cause__
+    return False
+
+
+def out_of_memory(what: str) -> MemoryError:
+    return MemoryError(
+        f"{what} ran out of memory. Raise spark.executor.memoryOverhead or the limit that the "
+        "worker's process has (container, RLIMIT_AS), or use smaller batches or fewer workers "
+        "on each host"
+    )

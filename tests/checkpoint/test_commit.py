@@ -59,7 +59,19 @@ def make_ranks(driver, url, size=2, resume=None, number=1, place=None):
     plan = CheckpointPlan(
         place or LocalPlace(url), "probes/1", number, resume, parse_every("10 steps")
     )
-    return [Checkpointer(plan, rank, size, WORKER, driver.reporter(rank)) for rank in range(size)]
+    made = [Checkpointer(plan, rank, size, WORKER, driver.reporter(rank)) for rank in range(size)]
+    MADE.extend(made)
+    return made
+
+
+MADE: list[Checkpointer] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_ranks():
+    yield
+    while MADE:
+        MADE.pop().close()
 
 
 def save_all(ranks, step, kind="step", **fields):
@@ -185,6 +197,35 @@ def test_the_caller_pays_for_the_copy_only_and_one_write_is_in_flight(url):
 
     first = decode(LocalStore(url).read("checkpoints/1/a"), "a")
     assert first["t"].value.tolist() == [1.0] * 1000
+
+
+def test_a_worker_that_is_short_of_memory_says_so(url, monkeypatch):
+    driver = Driver(url)
+    rank = make_ranks(driver, url, size=1)[0]
+    rank.save(0, {"w": torch.ones(3)}, kind="root")
+    (writing,) = [t.ident for t in threading.enumerate() if t.name == "sparkdml-checkpoint"]
+
+    def no_memory(self, name, chunks):
+        assert threading.get_ident() == writing, "no thread is started in mid-run"
+        raise MemoryError
+
+    monkeypatch.setattr(LocalStore, "write", no_memory)
+    rank.save(10, {"w": torch.ones(3)})
+    with pytest.raises(MemoryError, match=r"writing checkpoint .* out of memory.*memoryOverhead"):
+        rank.wait()
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="step 10 could not be written"):
+        driver.committer.close("failed")
+
+
+def test_a_dead_writer_thread_is_not_waited_for(url, monkeypatch):
+    monkeypatch.setattr("sparkdml.checkpoint.writer._LOOK_SECONDS", 0.05)
+    writer = Writer(LocalStore(url))
+    writer.close()
+    writer._thread.join(5)
+    writer.write("1", [Outgoing("a", 0, {"t": Entry(torch.ones(3))})], lambda written: None)
+    with pytest.raises(MemoryError, match="thread that writes checkpoints"):
+        writer.wait()
 
 
 def test_a_worker_that_sees_another_disk_is_found_out(url, tmp_path):

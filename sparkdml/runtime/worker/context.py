@@ -279,13 +279,20 @@ class Context:
 
     def close(self, failed: bool) -> None:
         """Release everything; after a failure without waiting for the other ranks."""
-        if self._checkpoint is not None and not failed:
-            self._checkpoint.wait()  # its last parts need the feed
-        self.spans.close()  # before Horovod ends, whose timeline it reads
-        self.close_feed(failed)
-        for comm in (self._comm, self._gang):
-            if comm is not None:
-                comm.abort() if failed else comm.close()  # a second call does nothing
+        try:
+            if self._checkpoint is not None and not failed:
+                self._checkpoint.wait()  # its last parts need the feed
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            if self._checkpoint is not None:
+                self._checkpoint.close()
+            self.spans.close()  # before Horovod ends, whose timeline it reads
+            self.close_feed(failed)
+            for comm in (self._comm, self._gang):
+                if comm is not None:
+                    comm.abort() if failed else comm.close()  # a second call does nothing
 
     def _open_feed(self) -> Feed:
         """From Spark, or from what an earlier attempt at this run has left on this host."""
