@@ -193,9 +193,9 @@ def test_what_does_not_fit_together_is_told_before_any_job(points, params, words
 def test_another_plan_is_refused_by_name(points, tmp_path):
     gan(epochs=1, checkpoint=f"{tmp_path}/run").fit(points)
     for change, words in (
-        ({"precision": "bf16"}, "precision was not there, and is 'bf16'"),
+        ({"precision": "bf16"}, "precision was not set, is now 'bf16'"),
         ({"step": lambda modules, batch, ctx: None}, "step was"),
-        ({"weightCol": "w"}, "weightCol was not there, and is 'w'"),
+        ({"weightCol": "w"}, "weightCol was not set, is now 'w'"),
         ({"parameterGroups": lambda m: [{"params": m.parameters()}]}, "parameterGroups was not"),
     ):
         with pytest.raises(CheckpointError, match=words):

@@ -28,7 +28,7 @@ from sparkdml.errors import CheckpointError
 
 
 class Archive:
-    """Reads and writes the records; what is damaged is warned of and passed over."""
+    """Reads and writes the records; damaged ones are skipped with a warning."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self.store = store
@@ -37,7 +37,7 @@ class Archive:
     # -- reading --------------------------------------------------------------------------------
 
     def manifests(self) -> list[Manifest]:
-        """Every checkpoint that ever was, by step."""
+        """Return all checkpoints of the run, pruned ones too, by step."""
         found = (self._manifest(id) for id in self._ids(set(self.store.names("checkpoints/"))))
         return [manifest for manifest in found if manifest is not None]
 
@@ -47,11 +47,11 @@ class Archive:
             try:
                 found.append(Submission.from_json(self.store.read(name), name))
             except CheckpointError as error:
-                warnings.warn(f"passed over: {error}", stacklevel=2)
+                warnings.warn(f"skipping a submission's record: {error}", stacklevel=2)
         return sorted(found, key=lambda submission: submission.number)
 
     def newest(self, rejected: Collection[str] = ()) -> Manifest | None:
-        """The complete checkpoint to go on from: of the last submission, the last step."""
+        """Return the complete checkpoint to resume from: the last submission's last step."""
         names = set(self.store.names("checkpoints/"))
         for id in sorted(self._ids(names), key=_age, reverse=True):
             if id in rejected:
@@ -62,8 +62,8 @@ class Archive:
             missing = [p.name for p in manifest.parts if part_name(id, p.name) not in names]
             if missing:
                 warnings.warn(
-                    f"checkpoint {id} in {self.store.url} lacks {', '.join(missing)}: passed over "
-                    "for the one before it",
+                    f"skipping damaged checkpoint {id} in {self.store.url}, which lacks "
+                    f"{', '.join(missing)}; resuming from an earlier one",
                     stacklevel=2,
                 )
                 continue
@@ -71,7 +71,7 @@ class Archive:
         return None
 
     def read(self, manifest: Manifest, rank: int = 0) -> State:
-        """The state as one rank had it, if every byte of it is what was written."""
+        """Return the state as one rank had it, if every byte of it is what was written."""
         state: State = {}
         for part in manifest.parts:
             if part.rank in (None, rank):
@@ -89,7 +89,7 @@ class Archive:
         try:
             manifest = Manifest.from_json(self.store.read(name), name)
         except (CheckpointError, FileNotFoundError) as error:
-            warnings.warn(f"checkpoint {id} in {self.store.url} passed over: {error}", stacklevel=3)
+            warnings.warn(f"skipping checkpoint {id} in {self.store.url}: {error}", stacklevel=3)
             return None
         self._known[id] = manifest
         return manifest
@@ -97,7 +97,7 @@ class Archive:
     # -- writing --------------------------------------------------------------------------------
 
     def commit(self, manifest: Manifest) -> None:
-        """From here on the checkpoint exists."""
+        """Write the manifest: from here on the checkpoint exists."""
         self.store.write(manifest_name(manifest.id), [manifest.to_json()])
         self._known[manifest.id] = manifest
 
@@ -105,9 +105,9 @@ class Archive:
         self.store.write(submission_name(submission.number), [submission.to_json()])
 
     def sweep(self, probe: str) -> None:
-        """Remove what drivers and workers that were killed have left unfinished.
+        """Remove unfinished files of drivers and workers that were killed.
 
-        Only the driver that has claimed the place may do so, and only while no worker writes.
+        Only the driver that holds the lock may call it, and only while no worker writes.
         """
         names = self.store.names("checkpoints/")
         whole = {name.rpartition("/")[0] for name in names if name.endswith("/manifest.json")}
@@ -119,9 +119,9 @@ class Archive:
                 self.store.remove(name)
 
     def prune(self, keep: Keep, protected: Collection[str] = ()) -> None:
-        """Remove what `keep` doesn't hold on to. The manifests stay: they are the lineage."""
+        """Remove the checkpoints that `keep` doesn't keep. Manifests stay: they are the lineage."""
         for manifest in to_prune(self.manifests(), keep, protected):
-            # First the mark, then the files: a reader never takes a thinned-out one for whole.
+            # First the mark, then the files: no reader takes a partly deleted checkpoint for whole.
             self.commit(replace(manifest, pruned=True))
             for part in manifest.parts:
                 self.store.remove(part_name(manifest.id, part.name))
@@ -141,7 +141,7 @@ def rank_part(rank: int) -> str:
 
 
 def read_part(store: CheckpointStore, manifest: Manifest, part: Part) -> bytes:
-    """A part's bytes, if they are those that were written."""
+    """Return a part's bytes, if they are those that were written."""
     name = part_name(manifest.id, part.name)
     try:
         content = store.read(name)

@@ -1,6 +1,7 @@
-"""The worker's side of checkpoints: read the state to go on from, take new ones, report them.
+"""The worker's side of checkpoints: reads the state to resume from, takes new ones, reports them.
 
-All ranks call the same methods at the same steps. Rank 0 writes what is the same everywhere, each
+Runs on the training thread; `writer` writes on a thread of its own. All ranks call the same methods
+at the same steps. Rank 0 writes what is the same everywhere, each
 rank its own; the driver writes the manifest once every rank has reported its parts.
 """
 
@@ -26,9 +27,9 @@ from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 
 
 class Reporter(Protocol):
-    """Where a worker's reports go: to the `Committer` of its run, at the driver.
+    """Takes a worker's reports: at the driver, the `Committer` of the run.
 
-    Each call returns once the driver has taken the report, or can't be reached any more.
+    Each call returns once the driver has taken the report, or can no longer be reached.
     """
 
     def report_parts(self, report: dict[str, Any]) -> None:
@@ -47,7 +48,7 @@ class CheckpointPlan:
     place: Place
     probe: (
         str | None
-    )  # an object that the driver has just written: who can't read it has another disk
+    )  # an object that the driver has just written: a worker that can't read it has another disk
     submission: int
     resume: Manifest | None
     every: Interval
@@ -102,13 +103,13 @@ class Checkpointer:
 
     @property
     def step(self) -> int:
-        """The step to go on from: 0 in a run that begins."""
+        """The step to resume from: 0 in a new run."""
         return 0 if self.resumed is None else self.resumed.step
 
     # -- reading --------------------------------------------------------------------------------
 
     def load(self) -> dict[str, Any] | None:
-        """The state to go on from, by name; None in a run that begins."""
+        """Return the state to resume from, by name; None in a new run."""
         state = self.load_entries()
         return None if state is None else {name: entry.value for name, entry in state.items()}
 
@@ -128,7 +129,7 @@ class Checkpointer:
         except StoreError:
             raise
         except CheckpointError as error:
-            # The driver will choose the parent, and start again.
+            # The driver will choose the parent checkpoint and start again.
             self._reporter.report_damaged(manifest.id, str(error))
             raise
         return {**(replicated[0] if replicated else {}), **ours}
@@ -144,15 +145,15 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """Whether this rank's last checkpoint is still on its way."""
+        """Whether this rank's last checkpoint is still being written."""
         return self._writer.busy
 
     def due(self, step: int) -> bool:
-        """Whether it is time for one, by rank 0's clock: ask on rank 0, and tell the others."""
+        """Whether a checkpoint is due by rank 0's clock: ask on rank 0, and tell the others."""
         return self.writes and self._schedule.due_after_step(step, time.monotonic())
 
     def due_after_epoch(self, epoch: int) -> bool:
-        """The same on every rank."""
+        """Whether a checkpoint is due at the end of an epoch: the same on every rank."""
         return self.writes and self._schedule.due_after_epoch(epoch)
 
     def save(
@@ -166,10 +167,10 @@ class Checkpointer:
         global_batch: int = 0,
         later: Callable[[], State] = dict,
     ) -> None:
-        """Copy the state now, and write it behind the caller. Call it on every rank.
+        """Copy the state now, and write it in the background. Call it on every rank.
 
-        Values of `state` that are no `Entry` are taken to be the same on every rank. Waits only if
-        this rank's last checkpoint is still being written.
+        Values of `state` that are not an `Entry` must be the same on every rank. Blocks only while
+        this rank's previous checkpoint is still being written.
         """
         if not self.writes:
             return
@@ -203,7 +204,7 @@ class Checkpointer:
                 ) from self._last_error
 
     def wait(self) -> None:
-        """Until this rank's parts are in the store, or have failed to get there."""
+        """Wait until this rank's parts are in the store, or their write has failed."""
         self._writer.wait()
 
     def close(self) -> None:
@@ -222,7 +223,7 @@ class Checkpointer:
         self._reporter.report_parts(report)
 
     def _describe_worker(self) -> dict[str, Any]:
-        """On what the bits of the state depend, beside the plan."""
+        """Describe what the bits of the state depend on, besides the plan."""
         return {
             **self._worker,
             "threads": torch.get_num_threads(),

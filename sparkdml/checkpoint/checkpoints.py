@@ -1,6 +1,6 @@
-"""`dml.Checkpoints`: where a run's checkpoints lie, how often they are taken, which are kept.
+"""`dml.Checkpoints`: where a run's checkpoints are stored, when they are taken, which are kept.
 
-Driver only. What replays a past step is behind two Protocols: this folder knows no estimator and no
+Driver only. Two Protocols stand for what replays a past step: this folder knows no estimator and no
 runtime.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ReplayableRun(Protocol):
-    """A run that is ready to be trained."""
+    """A run that is ready to be replayed."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -39,12 +39,12 @@ class ReplayableRun(Protocol):
     def replay(
         self, checkpoints: Checkpoints, start: Manifest, num_workers: int, step: int
     ) -> tuple[bytes, bytes, list[float]]:
-        """The encoded state after `step` (every rank's, and rank 0's own), and the losses."""
+        """Return the encoded state after `step` (shared, and rank 0's own), and the losses."""
         ...
 
 
 class Replayable(Protocol):
-    """What makes such a run for a DataFrame: an estimator."""
+    """Makes a replayable run for a DataFrame: an estimator."""
 
     def _prepare(self, dataset: DataFrame) -> ReplayableRun: ...
 
@@ -61,20 +61,20 @@ class Replayed:
 
 
 class Checkpoints:
-    """A place for the checkpoints of one run.
+    """Where and how the checkpoints of one run are stored.
 
     Args:
         path: a URL that every host can reach: `s3://…`, `gs://…`, `hdfs://…`, a shared disk. A path
             without a scheme means what it means to Spark.
         every: "auto" (from what a checkpoint costs and how often the run fails), a number of steps,
             a `timedelta`, or text: "100 steps", "10 min", "epoch".
-        keep: how many are kept, a `dml.Keep(last=, best=, mode=, each_epoch=)`, or None for all.
-        resume: what to do if the place holds another run. "auto": say what differs, and stop;
-            "force": go on from its newest state all the same.
-        failure_seconds: the mean time between failures, for "auto"; None: as observed.
-        store: a store of your own in place of `path`: a `dml.CheckpointStore`. It must be possible
-            to pickle it, since the workers use copies of it.
-        storage_options: for the store, as fsspec takes them: credentials, an endpoint.
+        keep: how many to keep, a `dml.Keep(last=, best=, mode=, each_epoch=)`, or None to keep all.
+        resume: what to do if the place holds the checkpoints of another run. "auto": raise an error
+            that lists the differences; "force": resume from its newest state all the same.
+        failure_seconds: the mean time between failures, for "auto"; None: estimated from the run.
+        store: a store of your own instead of `path`: a `dml.CheckpointStore`. It must be picklable,
+            since the workers use copies of it.
+        storage_options: passed to fsspec for the store: credentials, an endpoint.
     """
 
     def __init__(
@@ -109,35 +109,35 @@ class Checkpoints:
 
     @property
     def url(self) -> str:
-        """The place, for messages."""
+        """The URL, for messages."""
         return self.store.url if self.store is not None else str(self.path)
 
     def open(self, spark: SparkSession | None = None) -> StoreAccess:
-        """The store, until it is closed; None finds the session, if the path needs one."""
+        """Open the store; with None, the session is found if the path needs one."""
         if self.store is not None:
             return StoreAccess(GivenPlace(self.store))
         assert self.path is not None
         return resolve_place(self.path, self.storage_options, spark or _session(self.path))
 
     def lineage(self) -> Lineage:
-        """The graph of all checkpoints: where the run began, failed, resumed, forked, ended.
+        """Return the graph of all checkpoints: where the run began, failed, resumed, forked, ended.
 
-        Prints as text; a notebook shows it as a picture.
+        It prints as text; a notebook shows it as a picture.
         """
         with self.open() as access:
             archive = Archive(access.driver_store())
             return Lineage(archive.manifests(), archive.submissions())
 
     def newest(self) -> Manifest | None:
-        """The complete checkpoint from which a run would go on."""
+        """Return the complete checkpoint from which a run would resume, if there is one."""
         with self.open() as access:
             return Archive(access.driver_store()).newest()
 
     def replay(self, step: int, estimator: Replayable, dataset: DataFrame) -> Replayed:
-        """The state after any past step, trained again from the nearest checkpoint before it.
+        """Return the state after any past step, replayed from the nearest checkpoint before it.
 
-        Nothing is written. `estimator` and `dataset` are those of the run; with as many workers as
-        then, the state is the same bit for bit.
+        Nothing is written. `estimator` and `dataset` are those of the run; with the same number of
+        workers, the state is the same bit for bit.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ParameterError("step", step, "a whole number, 0 or more")
@@ -163,7 +163,7 @@ class Checkpoints:
         )
 
     def nearest(self, step: int) -> tuple[Manifest, Manifest | None]:
-        """The checkpoint at or before a step, and the next one on the way to the run's end."""
+        """Return the checkpoint at or before a step, and the next one on the main line."""
         lineage = self.lineage()
         found = lineage.nearest(step)
         if found is None:
@@ -174,7 +174,7 @@ class Checkpoints:
         return found, lineage.after(found)
 
     def without_secrets(self) -> Checkpoints:
-        """A copy for a file: `storage_options` may hold credentials."""
+        """Return a copy to save, without `storage_options`, which may hold credentials."""
         return Checkpoints(
             self.path,
             self.every,
@@ -189,7 +189,7 @@ class Checkpoints:
 
 
 def _session(path: str) -> SparkSession | None:
-    """The active one, if there is one. Only a path without a scheme needs one to mean something."""
+    """Return the active session, if there is one. Only a path without a scheme needs it."""
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() or (None if ":" in path else find_session(None))

@@ -1,8 +1,8 @@
-"""The driver's side of one submission's checkpoints: gathers the ranks' reports, and commits.
+"""The driver's side of one submission's checkpoints: collects the ranks' reports, and commits.
 
-A checkpoint exists once its manifest is written, and that happens here, on one thread, in order,
-after every rank has said that its parts are in the store. Another thread keeps the submission's
-record alive, by which another driver sees that this one is at work.
+A checkpoint exists once its manifest is written. One thread of the driver writes manifests, in
+order, after every rank has reported that its parts are in the store. A second thread updates the
+submission's record at intervals, so that other drivers see that this one is alive.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Committer:
         on_commit: Callable[[Manifest], None],
     ) -> None:
         self.newest = parent
-        self.data = data  # grows by what is found out about the rows
+        self.data = data  # grows with what becomes known about the rows
         self._archive, self._keep, self._plan = archive, keep, plan
         self.submission = submission
         self._on_commit = on_commit
-        self._lock = threading.Lock()  # each rank's word comes on a thread of its own
+        self._lock = threading.Lock()  # each rank's report arrives on its own thread
         self._reports: dict[str, dict[int, Report]] = {}
         self._complete: queue.Queue[dict[int, Report] | None] = queue.Queue()
         self._over = threading.Event()
@@ -56,7 +56,7 @@ class Committer:
         self._heart.start()
 
     def receive(self, rank: int, report: Report) -> None:
-        """A rank's word on its parts. Quick: the caller also listens to heartbeats."""
+        """Take a rank's report on its parts. Must be quick: the caller also reads heartbeats."""
         with self._lock:
             reports = self._reports.setdefault(report["id"], {})
             reports[rank] = report
@@ -64,7 +64,7 @@ class Committer:
                 self._complete.put(self._reports.pop(report["id"]))
 
     def close(self, outcome: Any, cause: str | None = None, step: int | None = None) -> None:
-        """Commit what is complete, then write down how the submission ended."""
+        """Commit what is complete, then record how the submission ended."""
         self._complete.put(None)
         self._over.set()
         self._heart.join(timeout=LAST_COMMIT_SECONDS)
@@ -143,28 +143,32 @@ class Committer:
         except Exception as error:
             warnings.warn(
                 f"the checkpoint of step {manifest.step} is safe, but older ones could not be "
-                f"removed ({_reported(error)}). That is tried again after the next one",
+                f"removed ({_reported(error)}). Removal is retried after the next checkpoint",
                 stacklevel=2,
             )
 
     def _lost(self, report: Report, why: str) -> None:
-        held = "there is none yet" if self.newest is None else f"step {self.newest.step} is safe"
+        held = (
+            "No checkpoint exists yet"
+            if self.newest is None
+            else f"The newest one is that of step {self.newest.step}"
+        )
         warnings.warn(
-            f"the checkpoint of step {report['step']} could not be written ({why}). Training goes "
-            f"on, and the next one is tried when it is due; {held}",
+            f"the checkpoint of step {report['step']} could not be written ({why}). {held}. "
+            "Training continues, and the next checkpoint is taken when it is due",
             stacklevel=2,
         )
 
 
 def _reported(error: Exception) -> str:
-    """Ours speak for themselves; others need their kind."""
+    """Format an error: our own messages are complete, others need their type's name."""
     if isinstance(error, CheckpointError):
         return str(error)
     return f"{type(error).__name__}: {error}"
 
 
 def plan_hash(plan: Mapping[str, str], workers: tuple[dict[str, Any], ...]) -> str:
-    """Of everything that the bits depend on: the plan, and the kinds of workers."""
+    """Hash all that the bits of a result depend on: the plan, and the kinds of workers."""
     content = json.dumps([sorted(plan.items()), sorted(kinds_of(workers))])
     return hashlib.sha256(content.encode()).hexdigest()
 

@@ -1,11 +1,9 @@
 """The lineage as an SVG: steps from left to right, one lane for each submission, oldest on top.
 
-A string, and nothing but: no plotting library is needed to look at a run. Colours come from
-`currentColor`, so inside a notebook's page the drawing follows its theme; as a file or an image,
-where there is no colour to inherit, from the reader's light or dark preference. Labels stand in a
-column of their own beside the lanes, so that they can't collide with what is drawn there.
-
-Where each thing of a lineage's drawing stands: lanes down the page, steps across it.
+Driver only; pure. The drawing is a string, so no plotting library is needed. Inside a notebook's
+page it takes its colour from `currentColor` and follows the page's theme; as a file or an image it
+follows the reader's light or dark preference. Labels have a column of their own beside the lanes,
+so that they can't overlap the drawing.
 """
 
 from __future__ import annotations
@@ -37,16 +35,16 @@ if TYPE_CHECKING:
 
 PLOT_START, PLOT_END = 286, 884
 HEAD = 44  # where the lanes begin
-BEND = 10.0  # of the way from a checkpoint down to a lane
+BEND = 10.0  # radius of the curve from a checkpoint down to a lane
 
-# Room for four, three or one line of text beside a lane, by the number of lanes.
+# Lanes have room for four, three or one line of text beside them, depending on their number.
 _LANE_HEIGHTS = ((66, 6), (54, 12), (30, 24))
 _LEAST_LANE_HEIGHT = 22
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A submission's way, from the checkpoint it went on from to where it ended."""
+    """A submission's line, from the checkpoint that it resumed from to where it ended."""
 
     number: int
     submission: Submission | None  # None: its record is gone
@@ -77,7 +75,7 @@ class Lane:
 
 @dataclass
 class Crowd:
-    """Checkpoints of one look that would touch each other, drawn as one long mark."""
+    """Checkpoints of the same kind that would touch each other, drawn as one long mark."""
 
     shape: str
     main: bool  # on the main line
@@ -86,7 +84,7 @@ class Crowd:
     members: list[Manifest] = field(default_factory=list)
 
     def keep_clear_of(self, x: float, room: float) -> None:
-        """Become shorter at the end that is nearer to x, as far as there is any length."""
+        """Shorten the mark at the end that is nearer to x, as far as it has any length."""
         if x <= self.begin:
             self.begin = min(self.end, max(self.begin, x + room))
         elif x >= self.end:
@@ -124,7 +122,7 @@ class Layout:
         return max(self.x(lane.last_step), self.x(lane.saved_step) + 2.5 * self.radius + 2)
 
     def arrival_x(self, lane: Lane) -> float:
-        """Where the way down has become level: at the first mark, or before it."""
+        """Where the curve down becomes level: at the first mark, or before it."""
         x = self.x(lane.first_step)
         if not self.origin(lane):
             return x
@@ -132,7 +130,7 @@ class Layout:
         return max(x, min(x + BEND, min(marks) - self.radius))
 
     def origin(self, lane: Lane) -> Lane | None:
-        """The other lane that it comes from."""
+        """The lane that it forks from."""
         if lane.start is None or lane.start.submission == lane.number:
             return None
         return self.lanes.get(lane.start.submission)
@@ -145,7 +143,7 @@ class Layout:
         return any(crowd.begin - near < x < crowd.end + near for crowd in self.crowds[lane.number])
 
     def _crowds(self, lane: Lane) -> list[Crowd]:
-        """The lane's checkpoints in the order to draw them: those still there over pruned ones."""
+        """The lane's checkpoints in drawing order: existing ones over pruned ones."""
         room = 2 * self.radius + 1.5
         found: dict[tuple[str, bool], list[Crowd]] = {}
         for manifest in lane.own:
@@ -169,7 +167,7 @@ class Layout:
 
 
 def round_unit(last: int, most: int) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50, … that fits into `last` at most `most` times."""
+    """Return the smallest of 1, 2, 5, 10, 20, … that fits into `last` at most `most` times."""
     power = 1
     while last > 5 * power * most:
         power *= 10
@@ -179,7 +177,7 @@ def round_unit(last: int, most: int) -> int:
 WIDTH = 920
 MARGIN, INDENT, LABELS_END = 16, 42, 264
 
-# What the legend may have to explain, in its order.
+# What the legend can explain, in its order.
 _MARKS = {"checkpoint": "checkpoint", "pruned": "pruned", "root": "root", "final": "final"}
 _MARKS |= {"failed": "failure", "running": "running"}
 _LINES = {"main": "main line", "faded": "given up", "dotted": "after the last checkpoint"}
@@ -200,7 +198,7 @@ class _Drawing:
         lanes = self.at.lanes.values()
         if lanes:
             parts += self._axis()
-            # The main line's are drawn last, over those that share a part of their way.
+            # The main line's lanes are drawn last, over those that share a part of their path.
             parts += [self._descent(lane) for lane in sorted(lanes, key=self.at.is_main)]
             for lane in lanes:
                 parts += [self._labels(lane), *self._tracks(lane), *self._marks(lane)]
@@ -209,7 +207,7 @@ class _Drawing:
         return svg.document(WIDTH, self.at.bottom + 64 if lanes else HEAD, name, parts)
 
     def _axis(self) -> list[str]:
-        """Round steps, a faint line up from each, their numbers below."""
+        """Draw round steps: a faint line up from each, their numbers below."""
         bottom = self.at.bottom
         parts = [svg.path(f"M{PLOT_START} {bottom}H{PLOT_END}", "axis")]
         for step in range(0, self.at.last_step + 1, round_unit(self.at.last_step, most=8)):
@@ -220,7 +218,7 @@ class _Drawing:
         return parts
 
     def _labels(self, lane: Lane) -> str:
-        """Who trained, and how it ended; in full as a tooltip."""
+        """Draw a submission's workers and outcome; the tooltip has the full text."""
         submission = lane.submission
         if submission is None:
             return svg.group(
@@ -253,7 +251,7 @@ class _Drawing:
         )
 
     def _descent(self, lane: Lane) -> str:
-        """From the checkpoint that a submission went on from, down to its lane."""
+        """Draw the line from the checkpoint that a submission resumed from, down to its lane."""
         origin = self.at.origin(lane)
         if origin is None:
             return ""
@@ -261,7 +259,7 @@ class _Drawing:
         x, top, end = self.at.x(lane.first_step), origin.y + r, self.at.arrival_x(lane)
         between = [other for other in self.at.lanes.values() if origin.y < other.y < lane.y]
         if any(self.at.has_mark_at(other, x) for other in between):
-            # The same step was trained there, too: pass beside its checkpoint.
+            # That lane has a checkpoint of the same step: pass beside it.
             aside = -r - 5
             way = (
                 f"M{x:.1f} {top:.1f}q0 5 {aside / 2:g} 5t{aside / 2:g} 5V{lane.y - BEND:.1f}"
@@ -274,7 +272,7 @@ class _Drawing:
         return self._line(way, "main" if self.at.is_main(lane) else "faded")
 
     def _tracks(self, lane: Lane) -> list[str]:
-        """The lane's line: what lasted, what was given up, what was never saved."""
+        """Draw the lane's line: what was kept, what was given up, what was never saved."""
         reach = self.at.radius - 0.8  # under the mark's rim, so that no gap shows
         holes = [(crowd.begin - reach, crowd.end + reach) for crowd in self.at.crowds[lane.number]]
         lasting = [manifest for manifest in lane.own if self.lineage.on_line(manifest)]

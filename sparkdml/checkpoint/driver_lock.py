@@ -1,8 +1,8 @@
-"""One driver at a time: two that train into one place would each undo the other's work.
+"""A lock that lets one driver at a time use a place: two would overwrite each other's work.
 
-A driver writes its host, its process and a number that goes up into its submission's record. A
-second one that finds such a record looks whether the process lives, where it can, or whether the
-number still goes up.
+Driver only, on the thread that starts the run. A driver writes its host, its process and a growing
+counter into its submission's record. A second driver that finds a running submission checks whether
+that process is alive, if it is on the same host, or else whether the counter still grows.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ LOST = "the driver exited without reporting an outcome"
 
 
 def this_driver() -> str:
-    """Host, process, and when the process began: process numbers are used again."""
+    """Return the host, the pid and the process's start time, since pids are reused."""
     return f"{socket.gethostname()}/{os.getpid()}/{psutil.Process().create_time():.2f}"
 
 
 def take_over(
     archive: Archive, sleep: Callable[[float], None] = time.sleep, me: str | None = None
 ) -> list[Submission]:
-    """The submissions so far, none of them running; an error if another driver is at work."""
+    """Return the submissions so far, none of them running.
+
+    Raises a CheckpointError if another driver is at work.
+    """
     submissions = archive.submissions()
     for index, submission in enumerate(submissions):
         if submission.outcome != "running":

@@ -1,7 +1,7 @@
-"""State as JSON and safetensors: nothing in it can run code when it is read.
+"""Encodes state as JSON and safetensors, so that reading it never runs code.
 
-A value is taken apart into a skeleton of JSON and the tensors that it names. What fits into neither
-is refused by its path within the state.
+A value is split into a skeleton of JSON and the tensors that the skeleton names. Anything else is
+refused with its path within the state. Pure; used in the workers and at the driver.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 def take_apart(state: State) -> tuple[dict[str, Any], Tensors]:
-    """The skeleton, and the tensors as they are: not copied yet."""
+    """The skeleton, and the tensors themselves, not yet copied."""
     tensors: Tensors = {}
     known: dict[tuple[Any, ...], str] = {}
     skeleton = {
@@ -89,9 +89,9 @@ def _encode(value: Any, path: str, tensors: Tensors, known: dict[tuple[Any, ...]
         if all(isinstance(key, int | str) for key in value):
             return {"$dict": [list(pair) for pair in pairs]}
     raise CheckpointError(
-        f"the state {path!r} is a {type(value).__name__}, which no checkpoint can hold: it holds "
+        f"the state {path!r} is a {type(value).__name__}, which no checkpoint can hold: use "
         "tensors, arrays, numbers, text, and dicts and lists of them. Return such values from "
-        "state(), and build the rest again in load()"
+        "state(), and rebuild the rest in load()"
     )
 
 
@@ -135,11 +135,11 @@ def _decode(value: Any, tensors: Tensors) -> Any:
 class Stream:
     """The bytes of a safetensors file, in chunks that are views of the tensors' own memory.
 
-    May be iterated more than once: a store that failed starts again.
+    May be iterated more than once: a store that failed reads them again.
     """
 
     def __init__(self, skeleton: dict[str, Any], tensors: Tensors) -> None:
-        # The format wants no gaps, and readers like aligned data: the widest types come first.
+        # The format allows no gaps, and aligned data reads faster: the widest types come first.
         order = sorted(tensors, key=lambda name: -tensors[name].element_size())
         header: dict[str, Any] = {"__metadata__": {"skeleton": json.dumps(skeleton)}}
         start = 0
@@ -168,7 +168,7 @@ class Stream:
 
 
 def decode(content: bytes, name: str) -> State:
-    """The state in a file. The header's lengths are checked by safetensors before use."""
+    """Decode a file's state. safetensors checks the header's lengths before it uses them."""
     try:
         length = int.from_bytes(content[:8], "little")
         skeleton = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["skeleton"])

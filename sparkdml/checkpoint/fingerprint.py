@@ -1,8 +1,8 @@
-"""What a run's states depend on, described: two runs with one description may share checkpoints.
+"""A run's fingerprint: runs with equal fingerprints may share checkpoints. Driver only; pure.
 
-Functions are told apart by name, by their code and by the values they are bound to; modules by
-their structure and the shapes of their parameters. What is not said here (the number of workers,
-the number of epochs, how often to checkpoint) may change between two submissions.
+Functions are distinguished by name, code and bound values; modules by their structure and the
+shapes of their parameters. What is not part of it (the number of workers, the number of epochs, how
+often to checkpoint) may change between two submissions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LISTED_FILES = 200
 
 
 def describe(value: Any, weights: bool = False) -> str:
-    """A value as text that is the same in every process; with `weights`, those of a module too."""
+    """Describe a value as text, equal in all processes; `weights` adds a module's weights."""
     if isinstance(value, nn.Module):
         content = [repr(value), _shapes(value), [_attributes(part) for part in value.modules()]]
         if weights:
@@ -57,18 +57,18 @@ def describe(value: Any, weights: bool = False) -> str:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is not as it was, one line each."""
+    """Return the differences, one line each."""
     return [
-        f"{name} was {before.get(name, 'not there')}, and is {now.get(name, 'not there')}"
+        f"{name} was {before.get(name, 'not set')}, is now {now.get(name, 'not set')}"
         for name in dict.fromkeys([*before, *now])
         if before.get(name) != now.get(name)
     ]
 
 
 def describe_data(df: DataFrame) -> dict[str, Any]:
-    """What can be said of a DataFrame's rows without computing them.
+    """Describe a DataFrame's rows without computing them.
 
-    Spark's `semanticHash` is no use here: it differs between processes.
+    Spark's `semanticHash` can't serve: it differs between processes.
     """
     names = sorted(df.inputFiles())
     known = _listed_files(df)
@@ -80,9 +80,9 @@ def describe_data(df: DataFrame) -> dict[str, Any]:
 
 
 def data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Whether the rows are others: told by their number and the sum of their hashes.
+    """Return how the rows differ, by their number and the sum of their hashes.
 
-    The files only explain it: the same rows may well have been written again.
+    Files only explain a difference: the same rows may have been written again.
     """
     rows = [
         f"{what}: {before[key]:,} before, {now[key]:,} now"
@@ -99,10 +99,10 @@ def data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def _listed_files(df: DataFrame) -> dict[str, list[int]]:
-    """Sizes and times of files that Spark has listed already: no call to the file system."""
+    """Return sizes and times of the files that Spark has listed, without asking the file system."""
     files: dict[str, list[int]] = {}
     if not hasattr(df, "_jdf"):
-        return files  # Spark Connect: what the server has listed, it does not tell
+        return files  # Spark Connect: the server doesn't return what it has listed
     leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
     for index in range(leaves.size()):
         leaf = leaves.apply(index)
@@ -123,7 +123,7 @@ def _listed_files(df: DataFrame) -> dict[str, list[int]]:
 
 
 def _attributes(value: Any) -> dict[str, str]:
-    """The plain ones among an object's public attributes."""
+    """Return those public attributes of an object whose values are plain."""
     return {
         name: repr(item)
         for name, item in sorted(getattr(value, "__dict__", {}).items())
@@ -143,7 +143,7 @@ def _shapes(module: nn.Module) -> list[Any]:
 
 
 def _code(code: CodeType) -> list[Any]:
-    """The code without its line numbers: moving a function is no change."""
+    """Return the code without line numbers: moving a function is no change."""
     constants = [
         _code(constant) if isinstance(constant, CodeType) else repr(constant)
         for constant in code.co_consts

@@ -1,4 +1,4 @@
-"""The lineage of a run's states as a graph: which came from which, and the line that led to now.
+"""The lineage of a run as a graph: each checkpoint's parent, and the line to the newest state.
 
 Driver only; pure. `listing` prints the graph, `drawing` draws it.
 """
@@ -16,7 +16,7 @@ class Graph:
     """The checkpoints of a run, linked to their parents, and the submissions that took them.
 
     The main line leads from the root to the newest checkpoint of the last submission; what isn't on
-    it was given up: work after a checkpoint from which a later submission resumed.
+    the main line was given up: work after a checkpoint from which a later submission resumed.
     """
 
     def __init__(self, manifests: Sequence[Manifest], submissions: Sequence[Submission]) -> None:
@@ -43,22 +43,22 @@ class Graph:
         return None if id is None else self._by_id.get(id)
 
     def parent(self, manifest: Manifest) -> Manifest | None:
-        """None for the root, and where the parent's manifest is gone or unreadable."""
+        """Return the parent; None for the root, and if the parent's manifest can't be read."""
         parent = self.get(manifest.parent)
-        # A parent is older. Were a damaged link followed, it could lead in a circle.
+        # A parent is always older. Following a damaged link could lead in a circle.
         return parent if parent and age_order(parent) < age_order(manifest) else None
 
     def submission(self, number: int) -> Submission | None:
         return self._by_number.get(number)
 
     def of_submission(self, number: int) -> Sequence[Manifest]:
-        """The checkpoints that it has taken, oldest first."""
+        """Return the checkpoints that it has taken, oldest first."""
         return tuple(self._own.get(number, ()))
 
     def branches(self, manifest: Manifest | None) -> list[Manifest | Submission]:
-        """What was trained from there (None: from nothing), the main line's last.
+        """Return what was trained from a checkpoint (None: from nothing), the main line last.
 
-        Checkpoints, and submissions that ended before they had taken one.
+        These are checkpoints, and submissions that ended before they had taken one.
         """
         return sorted(
             self._children.get(manifest.id if manifest else None, ()),
@@ -79,12 +79,12 @@ class Graph:
         return manifest.id in self._place
 
     def nearest(self, step: int) -> Manifest | None:
-        """The newest on the main line at or before `step` whose parts are still there."""
+        """Return the newest on the main line at or before `step` that is not pruned."""
         there = (m for m in reversed(self._line) if m.step <= step and not m.pruned)
         return next(there, None)
 
     def after(self, manifest: Manifest) -> Manifest | None:
-        """The next on the main line; None for its tip, and for one that isn't on it."""
+        """Return the next on the main line; None for its tip, and for one that isn't on it."""
         place = self._place.get(manifest.id, len(self._line))
         return self._line[place + 1] if place + 1 < len(self._line) else None
 

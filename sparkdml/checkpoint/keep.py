@@ -1,4 +1,7 @@
-"""Which checkpoints are kept, and which may go. Nothing is deleted that can't be replaced."""
+"""Which checkpoints are kept, and which may be pruned. Driver only; pure.
+
+Nothing is deleted that can't be replaced.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from sparkdml.errors import ParameterError
 
 @dataclass(frozen=True)
 class Keep:
-    """What pruning leaves, besides the root, a final one, and the newest.
+    """What pruning keeps, besides the root, the final and the newest checkpoint.
 
-    last: the number of newest ones; None keeps all. With 1, a newest one that turns out to be
-    damaged leaves nothing but the root to go on from. best: the name of a metric; the checkpoint
-    with the best value of it is kept, too. mode: whether the best value is the lowest or the
-    highest. each_epoch: the one at the end of each epoch is kept, too.
+    Args:
+        last: how many of the newest checkpoints; None keeps all. With 1, only the root is left to
+            resume from if the newest one turns out to be damaged.
+        best: the name of a metric: the checkpoint with its best value is kept as well.
+        mode: whether the best value is the lowest ("min") or the highest ("max").
+        each_epoch: whether the checkpoint at the end of each epoch is kept as well.
     """
 
     last: int | None = 3
@@ -38,12 +43,12 @@ class Keep:
 
     @property
     def needs_epoch_ends(self) -> bool:
-        """Whether epochs' ends must be checkpointed: only there are a state's metrics its own."""
+        """Whether epochs' ends must be checkpointed: only there do metrics fit the state."""
         return self.best is not None or self.each_epoch
 
 
 def parse_keep(keep: int | Keep | None) -> Keep:
-    """`keep=` as users write it: how many, a Keep, or None for all of them."""
+    """Convert `keep=` as users write it: a number, a Keep, or None to keep all."""
     if isinstance(keep, Keep):
         return keep
     if keep is None:
@@ -58,7 +63,7 @@ def parse_keep(keep: int | Keep | None) -> Keep:
 def to_prune(
     manifests: Sequence[Manifest], keep: Keep, protected: Collection[str] = ()
 ) -> list[Manifest]:
-    """Those whose parts may go, oldest first. All of `manifests` must be complete checkpoints."""
+    """Return the checkpoints to prune, oldest first. All of `manifests` must be complete."""
     if keep.last is None:
         return []
     there = sorted((m for m in manifests if not m.pruned), key=age_order)
@@ -74,7 +79,7 @@ def to_prune(
 
 
 def age_order(manifest: Manifest) -> tuple[int, int, int]:
-    """Sorts oldest first. By submission, as drivers' clocks may differ and steps come again."""
+    """Sort key, oldest first. By submission, as drivers' clocks differ and steps are repeated."""
     return manifest.submission, manifest.step, KINDS.index(manifest.kind)
 
 
@@ -82,8 +87,8 @@ def _best(manifests: Sequence[Manifest], metric: str, mode: str) -> list[Manifes
     sign = 1 if mode == "min" else -1
 
     def rank(manifest: Manifest) -> tuple[float, bool, int, int, int]:
-        # Checkpoints within an epoch carry the metrics of the epoch before it. Of those with one
-        # value, the epoch's end is the state that was measured, else the one soonest after it.
+        # Checkpoints within an epoch carry the metrics of the epoch before it. Among those with
+        # equal values, the epoch's end is the state that was measured, else the first one after it.
         at_end = manifest.kind in ("epoch", "final")
         return sign * manifest.metrics[metric], not at_end, *age_order(manifest)
 

@@ -1,4 +1,4 @@
-"""What `Checkpoints.lineage()` returns: the graph of a run, as text and as a drawing."""
+"""What `Checkpoints.lineage()` returns, at the driver: a run's graph, as text and as a drawing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparkdml.checkpoint.listing import listing
 
 
 class Lineage(Graph):
-    """The graph of a run: print it, or let a notebook show it."""
+    """The graph of a run, to print or to show in a notebook."""
 
     def text(self, full: bool = False) -> str:
-        """The graph for a terminal, newest last; `full` leaves out nothing and cuts nothing."""
+        """Return the graph as text, newest last; with `full`, nothing is omitted or shortened."""
         return listing(self, full)
 
     def svg(self) -> str:
-        """The graph as a drawing: steps from left to right, a lane for each submission."""
+        """Return the graph as an SVG: steps from left to right, a lane for each submission."""
         return draw(self)
 
     def __str__(self) -> str:
@@ -33,8 +33,8 @@ class Lineage(Graph):
     def _repr_mimebundle_(
         self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> dict[str, Any]:
-        # As HTML, too: notebooks show an SVG as an image, which knows neither the notebook's
-        # colours nor tooltips; inside HTML it has both.
+        # As HTML too: a notebook shows an SVG as an image, which has neither the notebook's colours
+        # nor tooltips; inside HTML it has both.
         svg = self.svg()
         bundle = {"text/plain": self.text(), "image/svg+xml": svg, "text/html": svg}
         return {

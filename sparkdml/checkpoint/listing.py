@@ -1,8 +1,8 @@
 """The lineage as text: a line for each checkpoint and each event, newest last, lanes for forks.
 
-A story is read from its beginning, and a terminal shows the end of what was printed: so the newest
-comes last. The main line stays in the first lane; what was given up stands to its right, between
-the checkpoint where it forked and what came after.
+Driver only; pure. The newest comes last, where a terminal shows it without scrolling. The main line
+stays in the first lane; abandoned branches are to its right, between the checkpoint where they
+forked and the next one on the main line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END_MARKS = {"finished": "✓", "failed": "✕", "lost": "✕", "running": "▹
 class _Row:
     lane: int
     mark: str
-    content: Manifest | str  # a checkpoint, or an event in words
+    content: Manifest | str  # a checkpoint, or an event as text
 
 
 def listing(lineage: Graph, full: bool = False) -> str:
@@ -50,7 +50,7 @@ def _rows(lineage: Graph, full: bool) -> Iterator[_Row]:
     waiting: list[tuple[int, Manifest | Submission | str]] = []
 
     def put(lane: int, branches: Sequence[Manifest | Submission]) -> None:
-        """Onto the stack, so that the last branch is shown last and stays in its lane."""
+        """Push branches, so that the last one is shown last and stays in its lane."""
         for place, branch in enumerate(reversed(branches)):
             if place and isinstance(branch, Manifest):
                 waiting.extend([(lane + 1, branch), (lane, "├─╮")])
@@ -80,7 +80,7 @@ def _rows(lineage: Graph, full: bool) -> Iterator[_Row]:
 
 
 def _folded(rows: Sequence[_Row], ends: int) -> Iterator[_Row]:
-    """Long chains without an event in between: their ends, and one line for the others."""
+    """Shorten long chains without events to their ends and one line for the checkpoints between."""
     for (lane, plain), chain in groupby(rows, lambda row: (row.lane, _is_plain(row))):
         found = list(chain)
         middle = found[ends:-ends]
@@ -104,7 +104,7 @@ def _mark(manifest: Manifest) -> str:
 
 
 def _table(manifests: Sequence[Manifest]) -> list[str]:
-    """One line each; numbers to the right of their columns, words to the left."""
+    """Format one line each; numbers are right-aligned, words left-aligned."""
     cells = [
         (
             f"{m.step:,}",
@@ -125,11 +125,11 @@ def _table(manifests: Sequence[Manifest]) -> list[str]:
     ]
 
 
-# -- the words, which the drawing uses as well ---------------------------------------------------
+# -- sentences, which the drawing uses as well ---------------------------------------------------
 
 
 def summary(lineage: Graph) -> str:
-    """The run in one line."""
+    """Summarize the run in one line."""
     if not lineage.manifests and not lineage.submissions:
         return "no checkpoints yet"
     pruned = sum(manifest.pruned for manifest in lineage.manifests)
@@ -139,7 +139,7 @@ def summary(lineage: Graph) -> str:
         size(sum(m.num_bytes for m in lineage.manifests if not m.pruned)),
     ]
     line = lineage.line()
-    state = lineage.submissions[-1].outcome if lineage.submissions else "how it ended is unknown"
+    state = lineage.submissions[-1].outcome if lineage.submissions else "outcome unknown"
     between = " at " if state == "finished" else ", last checkpoint at "
     last = f"{between}step {line[-1].step:,}" if line else ""
     return f"{', '.join(parts)}; {state}{last}"
@@ -179,7 +179,7 @@ def outcome(submission: Submission, short: bool = False) -> str:
 
 
 def several(manifests: Sequence[Manifest]) -> str:
-    """Many checkpoints in one line."""
+    """Summarize many checkpoints in one line."""
     pruned = sum(manifest.pruned for manifest in manifests)
     how_many = "" if pruned == len(manifests) else f"{pruned:,} "
     steps = f"steps {manifests[0].step:,} to {manifests[-1].step:,}"
@@ -188,13 +188,13 @@ def several(manifests: Sequence[Manifest]) -> str:
 
 
 def metric(manifest: Manifest) -> str:
-    """The one to look at first: the validation loss, else the loss, else the first there is."""
+    """Format the most important metric: the validation loss, else the loss, else the first."""
     names = [name for name in ("val_loss", "loss", *manifest.metrics) if name in manifest.metrics]
     return f"{clean(names[0])} {manifest.metrics[names[0]]:.4g}" if names else ""
 
 
 def moment(seconds: float) -> str:
-    """In the reader's time zone."""
+    """Format a time in the reader's time zone."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -211,7 +211,7 @@ def count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """In one line, and without what a terminal or an XML reader would stumble over."""
+    """Return the text in one line, without characters that break a terminal or an XML reader."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 

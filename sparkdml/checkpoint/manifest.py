@@ -1,7 +1,8 @@
-"""What is written about a checkpoint and about a submission: plain JSON, one small object each.
+"""The manifest of a checkpoint and the record of a submission: plain JSON, one small object each.
 
 `checkpoints/<id>/manifest.json` is written after all of its parts, so a checkpoint that has one is
-complete. `submissions/<number>.json` says who trained from where, and how it ended.
+complete. `submissions/<number>.json` has the workers, the checkpoint that they resumed from, and
+the outcome. The driver writes and reads both; a worker is shipped the manifest it resumes from.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Manifest:
     kind: Kind
     num_workers: int
     global_batch: int
-    plan: dict[str, str]  # each thing that the state depends on, described
+    plan: dict[str, str]  # the fingerprint: a description of each thing that the state depends on
     plan_hash: str
     data: dict[str, Any]  # files, schema, number of rows, sum of their hashes
     parts: tuple[Part, ...]
@@ -50,9 +51,9 @@ class Manifest:
     ] = ()  # by rank: host, threads, CPU capability, device, torch
     metrics: dict[str, float] = field(default_factory=dict)  # the history's last row
     created: float = 0.0  # seconds since 1970
-    copy_seconds: float = 0.0  # that the training threads paid, the slowest rank
-    write_seconds: float = 0.0  # behind them, the slowest rank
-    pruned: bool = False  # the parts are gone; the node stays in the graph
+    copy_seconds: float = 0.0  # of the training thread, on the slowest rank
+    write_seconds: float = 0.0  # in the background, on the slowest rank
+    pruned: bool = False  # the parts are removed; the node stays in the graph
     version: int = VERSION
 
     @property
@@ -86,8 +87,8 @@ class Submission:
     outcome: Literal["running", "finished", "failed", "lost"] = "running"
     cause: str | None = None  # the failure, in one line
     failed_at_step: int | None = None
-    driver: str = ""  # host and process, to tell whether it still lives
-    beats: int = 0  # goes up while the driver lives
+    driver: str = ""  # host and process, to find out whether it is alive
+    beats: int = 0  # grows while the driver is alive
     version: int = VERSION
 
     def to_json(self) -> bytes:
@@ -102,12 +103,12 @@ class Submission:
 
 
 def checkpoint_id(step: int, submission: int, kind: Kind) -> str:
-    """Sorts by step; a step that a later submission reaches again has another name."""
+    """Return an id that sorts by step; a step repeated by a later submission has another id."""
     return f"{step:010d}-{submission:04d}-{kind}"
 
 
 def parse_id(id: str) -> tuple[int, int, int] | None:
-    """Submission, step and kind, which sort by age; None if it is no checkpoint's."""
+    """Return submission, step and kind, which sort by age; None if the id is not a checkpoint's."""
     step, _, rest = id.partition("-")
     submission, _, kind = rest.partition("-")
     if not (step.isdigit() and submission.isdigit() and kind in KINDS):
@@ -135,7 +136,7 @@ def _load(content: bytes, name: str) -> dict[str, Any]:
     try:
         fields = json.loads(content)
     except ValueError as error:
-        raise CheckpointError(f"{name} is damaged: it is no JSON ({error})") from error
+        raise CheckpointError(f"{name} is damaged: it is not JSON ({error})") from error
     version = fields.get("version") if isinstance(fields, dict) else None
     if version != VERSION:
         raise CheckpointError(

@@ -1,4 +1,7 @@
-"""When a checkpoint is due: every n steps, seconds or epochs, or as often as is worthwhile.
+"""When a checkpoint is due: every n steps, seconds or epochs, or at an interval that pays off.
+
+A worker's training thread asks and tells the schedule; the writer's thread reports costs to it.
+The driver only parses `every=` and `failure_seconds=`. No clock, no network: callers say `now`.
 
 `"auto"` weighs what a checkpoint costs against the work that a failure would throw away:
 
@@ -23,25 +26,25 @@ from sparkdml.errors import ParameterError
 
 Unit = Literal["steps", "seconds", "epochs", "auto"]
 
-# Of the training time, at most. A run that has no reason to expect failures should not notice its
-# checkpoints. One that does fail gains by paying more, for then each checkpoint saves more than it
-# costs; but the costs and the failure rate are estimates, so that has a bound as well.
+# The largest share of the training time. A run that has no reason to expect failures should not
+# notice its checkpoints. A run that does fail gains from more of them, since each saves more than
+# it costs; but the costs and the failure rate are estimates, so that share is bounded as well.
 OVERHEAD_WITHOUT_FAILURES = 0.03
 OVERHEAD_WITH_FAILURES = 0.10
 
-# Below this, what isn't measured (agreeing on the checkpoint, listing, pruning) would outweigh it.
+# With shorter intervals, unmeasured work (agreeing on a checkpoint, listing, pruning) dominates.
 SHORTEST_SECONDS = 1.0
 # Users interrupt runs too, which no failure rate predicts, and should not lose more than this.
 LONGEST_SECONDS = 3600.0
-# Until the first cost is known. A run's root checkpoint tells it before that, as a rule.
+# Used until the first cost is known; usually the root checkpoint is measured before that.
 FIRST_SECONDS = 10.0
 
-# What is believed before anything was observed, one failure a day, and how soon it gives way.
+# The prior: one failure a day, and its weight against what is observed.
 PRIOR_FAILURES = 0.1
 PRIOR_SECONDS = PRIOR_FAILURES * 24 * 3600
 
-# The newest cost counts half: the one at step 0 is too low for optimizers that make their state
-# at the first step, and stores get slower and faster.
+# The newest cost counts half: the cost at step 0 is too low for optimizers that create their state
+# in the first step, and a store's speed varies.
 NEWEST_COST_WEIGHT = 0.5
 
 _ALLOWED = (
@@ -120,7 +123,7 @@ def _checked(given: object, every: Interval) -> Interval:
 
 
 def young_daly(cost_seconds: float, failure_seconds: float) -> float:
-    """Daly's best time between checkpoints that cost so much, for so much between failures."""
+    """Return Daly's optimal interval for a checkpoint cost and a mean time between failures."""
     if cost_seconds >= 2 * failure_seconds:
         return failure_seconds
     x = math.sqrt(cost_seconds / (2 * failure_seconds))
@@ -128,16 +131,16 @@ def young_daly(cost_seconds: float, failure_seconds: float) -> float:
 
 
 def expected_failure_seconds(failures: int, elapsed_seconds: float) -> float:
-    """The mean time between failures, from those seen and a weak prior of one a day.
+    """Return the mean time between failures, from those observed and a weak prior of one a day.
 
-    The posterior mean rate of a Poisson process with a gamma prior: a first failure in the first
-    hour counts for much, a day without one for nearly as much.
+    It is the posterior mean rate of a Poisson process with a gamma prior: a failure in the first
+    hour changes it a lot, and so does a day without any.
     """
     return (PRIOR_SECONDS + elapsed_seconds) / (PRIOR_FAILURES + failures)
 
 
 def auto_interval(cost_seconds: float, failure_seconds: float, highest_overhead: float) -> float:
-    """Young/Daly within bounds; the bound on the overhead has the last word."""
+    """Return the Young/Daly interval within its bounds; the bound on the overhead wins."""
     best = min(young_daly(cost_seconds, failure_seconds), LONGEST_SECONDS)
     return max(best, SHORTEST_SECONDS, cost_seconds / highest_overhead)
 
@@ -145,17 +148,17 @@ def auto_interval(cost_seconds: float, failure_seconds: float, highest_overhead:
 class CheckpointSchedule:
     """Tells the training thread when a checkpoint is due. It holds no clock: callers say `now`.
 
-    What is due stays due until it is `taken`, so a caller that still has a write in flight may
-    simply go on and ask again after the next step.
+    A checkpoint that is due stays due until it is `taken`, so a caller that still has a write in
+    flight may continue and ask again after the next step.
 
-    The cost of a checkpoint is its copy and its write, both in whole. The write happens behind the
-    training thread, but it hashes and sends on the same cores and the same network, and until it
-    has ended the checkpoint protects nothing. Where cores are idle this overstates the cost, which
-    makes checkpoints rarer, never the run slower.
+    The cost of a checkpoint is the full time of its copy and of its write. The write runs in the
+    background, but it hashes and sends on the same cores and the same network, and the checkpoint
+    protects nothing until it has ended. Where cores are idle this overstates the cost, which makes
+    checkpoints rarer, never the run slower.
 
-    step and epoch are where this submission begins; failures and elapsed_seconds are the run's
-    before it. failure_seconds, the mean time between failures, replaces what is observed.
-    epoch_ends makes the end of each epoch due as well, whatever `every` says.
+    `step` and `epoch` are where this submission begins; `failures` and `elapsed_seconds` count what
+    the run had before it. `failure_seconds`, the mean time between failures, replaces the estimate.
+    `epoch_ends` makes the end of each epoch due as well, whatever `every` says.
     """
 
     def __init__(
@@ -185,31 +188,32 @@ class CheckpointSchedule:
         self._set_due()
 
     def due_after_step(self, step: int, now: float) -> bool:
-        """By the caller's clock, so let one rank ask and tell the others."""
+        """Whether one is due by the caller's clock: let one rank ask, and tell the others."""
         return step >= self._due_step or now >= self._due_at
 
     def due_after_epoch(self, epoch: int) -> bool:
-        """By the count alone, so the same on every rank. `epoch` is 1 after the first.
+        """Whether one is due by the count of epochs, which is the same on every rank.
 
-        Where seconds decide it is never due: the step before or the next one is as good a time.
+        `epoch` is 1 after the first. Where seconds decide, the end of an epoch is never due: the
+        step before or after it is as good a time.
         """
         self._epoch = epoch
         if self._epoch_ends:
             return epoch > self._epoch_of_last
         if self.every.unit != "epochs":
             return False
-        # Multiples, not distances: a resumed run takes the same ones as an unbroken run.
+        # Multiples, not distances: resumed and uninterrupted runs take the same checkpoints.
         return epoch // self.every.amount > self._epoch_of_last // self.every.amount
 
     def taken(self, step: int, now: float) -> None:
-        """The state was copied at `step`."""
+        """Record that the state was copied at `step`."""
         with self._lock:
             self._step_of_last, self._epoch_of_last = step, self._epoch
             self._taken_at = now
             self._set_due()
 
     def costed(self, copy_seconds: float, write_seconds: float) -> None:
-        """The write has ended, however many steps ago it began. From any thread."""
+        """Record the cost of a write that has ended. May be called from any thread."""
         newest = copy_seconds + write_seconds
         with self._lock:
             if self.cost_seconds is None:
@@ -220,7 +224,7 @@ class CheckpointSchedule:
 
     @property
     def failure_seconds(self) -> float:
-        """The mean time between failures that "auto" reckons with."""
+        """The mean time between failures that "auto" assumes."""
         if self._given_failure_seconds is not None:
             return self._given_failure_seconds
         elapsed = self._elapsed_before + self._taken_at - self._started
@@ -228,7 +232,7 @@ class CheckpointSchedule:
 
     @property
     def interval_seconds(self) -> float:
-        """The time from one checkpoint to the next; infinity where steps or epochs decide."""
+        """The time between two checkpoints; infinite where steps or epochs decide."""
         if self.every.unit == "seconds":
             return self.every.amount
         if self.every.unit != "auto":
@@ -259,6 +263,6 @@ def check_failure_seconds(failure_seconds: float | None) -> float | None:
             "failure_seconds",
             failure_seconds,
             "the mean number of seconds between failures, more than 0",
-            "Leave it out to go by the failures that the run sees",
+            "Leave it out to estimate it from the run's own failures",
         )
     return float(failure_seconds)

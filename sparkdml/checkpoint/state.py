@@ -1,4 +1,7 @@
-"""What a checkpoint holds, and how each piece of it survives a change of the number of workers."""
+"""What a checkpoint holds, and how each piece adapts to another number of workers.
+
+Pure; used by strategies and callbacks in the workers, and by the checkpointer when it resumes.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ Rule = Literal["replicated", "mean", "sum", "reset"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One piece of state, and how it survives a change of the number of ranks.
+    """One piece of state, and how it adapts to another number of ranks.
 
     Args:
         value: tensors, numbers and text, nested in dicts and lists as needed.
-        rule: "replicated" is the same on every rank, and written once. Of the others each rank has
-            its own: with another number of ranks all get their "mean" or their "sum", and what is
-            "reset" is left out, so that each rank begins as in a new run.
-        weight: of this rank in a mean.
+        rule: "replicated": the value is the same on every rank and written once. With any other
+            rule each rank has its own value. If the number of ranks changes, all ranks get their
+            "mean" or their "sum"; a "reset" value is dropped, so that each rank starts as in a new
+            run.
+        weight: the weight of this rank in a mean.
     """
 
     value: Any
@@ -34,7 +38,7 @@ State = dict[str, Entry]
 
 
 def merge(states: Sequence[State]) -> State:
-    """The ranks' own states as one that any rank can go on from."""
+    """Merge the ranks' own states into one that any rank can resume from."""
     merged: State = {}
     for name, first in states[0].items():
         entries = [state[name] for state in states]
@@ -53,9 +57,9 @@ def merge(states: Sequence[State]) -> State:
 
 
 def _combine(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """Add up floats; whole numbers only if they are not to be scaled, else the first counts.
+    """Add up floats; whole numbers only if they are not scaled, else the first one is taken.
 
-    The mean of equal values is that value to the bit, whatever it is: a constant stays one.
+    The mean of equal values is exactly that value, so a constant stays a constant.
     """
     first = values[0]
     if isinstance(first, dict):
@@ -77,7 +81,7 @@ def _combine(values: Sequence[Any], weights: Sequence[float]) -> Any:
         return first
     if not adds_up and all(_is_equal(first, value) for value in values[1:]):
         return first
-    # What has no weight may hold anything: an infinity times 0 would be NaN.
+    # A value of weight 0 may be infinite, and infinity times 0 would be NaN.
     weighed = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight]
     if isinstance(first, Tensor) and scaled:
         total = torch.zeros_like(first, dtype=torch.promote_types(first.dtype, torch.float64))
@@ -97,7 +101,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 def _having(
     key: Any, values: Sequence[dict[Any, Any]], weights: Sequence[float]
 ) -> tuple[list[Any], list[float]]:
-    """Not every rank has each key: the optimizer of one without rows has no momentum yet."""
+    """Return all keys. Ranks may lack some: an optimizer without rows has no momentum yet."""
     pairs = [
         (value[key], weight) for value, weight in zip(values, weights, strict=True) if key in value
     ]

@@ -27,7 +27,7 @@ from sparkdml.checkpoint.stores.base import CheckpointStore
 
 
 class Staging:
-    """Host memory for one state. It is free again when its write is done."""
+    """Host memory for one state, reused once its write is done."""
 
     def __init__(self) -> None:
         self._buffers: Tensors = {}
@@ -50,18 +50,18 @@ class Staging:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A state on its way to a file of its own."""
+    """A state that is being written to a file of its own."""
 
     name: str
-    rank: int | None  # whose it is; None: shared by all
+    rank: int | None  # the rank whose state it is; None: shared by all
     state: State
-    # What can still be computed later, and is small: the training thread need not wait for it.
+    # Small values that can be computed later, so that the training thread need not wait for them.
     later: Callable[[], State] = dict
 
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a snapshot: its parts, or why they could not be written."""
+    """The outcome of a snapshot: its parts, or why they could not be written."""
 
     parts: tuple[Part, ...]
     copy_seconds: float
@@ -70,14 +70,14 @@ class Written:
 
 
 class Hashed:
-    """Chunks on their way to the store, with the hash of what went by."""
+    """Chunks for the store, hashed as they are read."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._digest = hashlib.sha256()
 
     def __iter__(self) -> Iterator[memoryview]:
-        self._digest = hashlib.sha256()  # from the start: the store may be trying again
+        self._digest = hashlib.sha256()  # from the start: the store may be retrying
         for chunk in self._stream:
             self._digest.update(chunk)
             yield chunk
@@ -151,7 +151,7 @@ class Writer:
                     hashed = Hashed(stream)
                     self._store.write(part_name(id, file.name), hashed)
                     parts.append(Part(file.name, file.rank, stream.num_bytes, hashed.sha256))
-            except Exception as problem:  # reported, and training goes on
+            except Exception as problem:  # reported; training continues
                 error = problem
             then(Written(tuple(parts), copy_seconds, time.perf_counter() - begun, error))
             if lacks_memory(error):
@@ -161,7 +161,7 @@ class Writer:
         self._jobs.put((self._job, work))
 
     def wait(self) -> None:
-        """Until nothing is in flight; raises what ended the write, as `write` does."""
+        """Wait until no write is in flight; raise the error that ended it, as `write` does."""
         job = self._job
         if job is None:
             return

@@ -74,7 +74,7 @@ def test_what_makes_none():
 
 def test_differences_are_named():
     found = differences({"seed": "1", "loss": "a"}, {"seed": "2", "loss": "a", "new": "3"})
-    assert found == ["seed was 1, and is 2", "new was not there, and is 3"]
+    assert found == ["seed was 1, is now 2", "new was not set, is now 3"]
 
 
 def test_the_same_rows_from_other_files_are_the_same_data():

@@ -184,7 +184,7 @@ def test_a_finished_run_is_not_trained_again_but_goes_on_to_more_epochs(
 
 def test_another_plan_is_refused_by_name(rows, one_epoch, tmp_path):
     copy(one_epoch, tmp_path)
-    with pytest.raises(CheckpointError, match=r"batchSize was 16, and is 8.*resume='force'"):
+    with pytest.raises(CheckpointError, match=r"batchSize was 16, is now 8.*resume='force'"):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, batchSize=8).fit(rows)
     with pytest.raises(CheckpointError, match=r"optimizer was torch.*SGD.*and is torch.*Adam"):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, optimizer="adam").fit(rows)

@@ -19,8 +19,8 @@ class CheckpointStore(Protocol):
     Write one for `dml.Checkpoints(store=…)`. It is pickled for the workers, and its methods are
     called by several threads at once. A name is a relative path such as `checkpoints/7/state`.
 
-    An OSError is taken for trouble that may pass, and the operation is tried again, up to five
-    times; a PermissionError, a FileNotFoundError and the like are not, nor is any other exception.
+    An OSError counts as transient, and the operation is retried, up to five attempts in all. A
+    PermissionError, a FileNotFoundError and the like are not retried, nor is any other exception.
     """
 
     @property

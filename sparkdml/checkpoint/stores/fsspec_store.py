@@ -1,8 +1,8 @@
-"""Any URL that fsspec can open, straight from each worker: s3, gs, abfs, ftp, sftp, …
+"""A store for any URL that fsspec can open, used directly by each worker: s3, gs, abfs, ftp, sftp.
 
-Two kinds of file system lie behind fsspec. In an object store an object appears when its upload is
-completed, so an upload that fails is aborted, never closed. The others write under a hidden name
-and rename.
+Runs in the workers and at the driver, on any thread. fsspec has two kinds of file system. In an
+object store an object appears when its upload is completed, so a failed upload is aborted, never
+closed. In the others an object is written under a hidden name and then renamed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FsspecPlace:
 
 
 class FsspecStore:
-    """May be used from several threads; file systems that aren't made for that take turns."""
+    """Safe to use from several threads: file systems that aren't are protected by a lock."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
@@ -100,7 +100,7 @@ class FsspecStore:
             try:
                 file.discard()
             except Exception as error:
-                # What matters is the error that is on its way up; the parts cost only space.
+                # The error being raised matters more; the parts only take up space.
                 logger.warning("an unfinished upload of %s could not be aborted: %s", path, error)
             raise
 
@@ -142,7 +142,7 @@ class FsspecStore:
             except FileNotFoundError:
                 raise
             except Exception:
-                # Most of these hold one connection and never renew it: the next try needs another.
+                # Most of these never renew their one connection: the next attempt needs a new one.
                 self._connected = None
                 raise
 
@@ -150,7 +150,7 @@ class FsspecStore:
         from fsspec import get_filesystem_class
         from fsspec.core import url_to_fs
 
-        # Those with one connection of their own: a cached one might be another thread's, or broken.
+        # For those with one connection each: a cached instance may be another thread's, or broken.
         is_new = not get_filesystem_class(scheme_of(self.url)).async_impl
         fs, root = url_to_fs(self.url, **self._storage_options, skip_instance_cache=is_new)
         return fs, str(root).rstrip("/")
@@ -161,7 +161,7 @@ def _protocols(fs: Any) -> set[str]:
 
 
 def _is_object_store(fs: Any) -> bool:
-    """Without a rename of its own, fsspec would copy and delete: only object stores are so."""
+    """Whether this is an object store: without a rename, fsspec would copy and delete."""
     from fsspec import AbstractFileSystem
 
     return bool(_OBJECT_STORES & _protocols(fs)) or type(fs).mv is AbstractFileSystem.mv
@@ -193,7 +193,7 @@ def _rename_over(fs: Any, temporary: str, target: str) -> None:
 
 
 def _walk(fs: Any, folder: str) -> Iterator[str]:
-    """fsspec's own leaves out what it fails to list, and so would show fewer objects."""
+    """List all objects. fsspec's own `find` omits folders that it fails to list."""
     if folder and fs.info(folder)["type"] != "directory":
         return
     for entry in fs.ls(folder, detail=True):
@@ -210,7 +210,7 @@ def _make_folder(fs: Any, folder: str) -> None:
             fs.makedirs(folder, exist_ok=True)
             return
         except Exception:
-            # Another writer may just have made one of the folders on the way.
+            # Another writer may just have created one of the folders.
             fs.invalidate_cache()
             if attempt == _RACE_ATTEMPTS - 1:
                 raise
@@ -231,7 +231,7 @@ def _remove(fs: Any, path: str) -> None:
 
 
 def _pieces(chunks: Iterable[Buffer]) -> Iterator[memoryview]:
-    """fsspec's files buffer what they are given: large chunks in pieces, or memory would double."""
+    """Write large chunks in pieces: fsspec's files buffer them, which would double the memory."""
     for chunk in chunks:
         view = memoryview(chunk)
         if view.nbytes:

@@ -1,7 +1,7 @@
 """A store of the user's own: checked at the driver, shipped to the workers as a pickle.
 
-The driver uses the object that it was given, from several threads; each worker unpickles a copy. A
-store whose class is in a notebook or a script travels with its class.
+The driver uses the object that it was given, from several threads; each worker unpickles a copy. If
+the class is defined in a notebook or a script, it is pickled with the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _METHODS = ("write", "read", "names", "remove")
 
 
 def check_store(store: Any) -> CheckpointStore:
-    """The store, if it has what a `CheckpointStore` has and can be shipped."""
+    """Return the store if it has all attributes of a `CheckpointStore` and can be pickled."""
     missing = [f"{name}()" for name in _METHODS if not callable(getattr(store, name, None))]
     if not isinstance(getattr(store, "url", None), str):
         missing.append("url, a text for messages")
@@ -46,13 +46,13 @@ def _pickled(store: CheckpointStore) -> bytes:
 
 
 class GivenPlace:
-    """The store itself at the driver; on its way to a worker, a `PickledPlace`."""
+    """The store itself at the driver; workers get a `PickledPlace`."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self.url = store.url
         self._store = store
-        # Now, before the driver writes its probe: the copy of a store that keeps its objects in
-        # its own memory must not have it.
+        # Pickled now, before the driver writes its probe: if the store keeps objects in its own
+        # memory, a copy must not contain the probe.
         self._content = _pickled(store)
 
     def open(self) -> CheckpointStore:

@@ -1,10 +1,9 @@
-"""A Hadoop file system, through the driver's JVM: hdfs, viewfs, and what else Spark can reach.
+"""A store on a Hadoop file system, through the driver's JVM: hdfs, viewfs, what Spark reaches.
 
-Only the driver has a JVM; its workers come here through the relay. Py4J carries bytes as text, so
-objects pass through a local file, which the JVM copies at its own speed: the temporary folder must
-have room for the largest object, once for each writer and reader at work.
-
-What the stores need of the driver's JVM: its Hadoop configuration, its errors as Python's.
+Driver only, on the threads of its callers; workers use it through the relay. Py4J encodes bytes as
+text, so objects pass through a local file instead, which the JVM copies at full speed: the
+temporary folder needs room for the largest object, once for each concurrent reader and writer. The
+module also has what stores need of the JVM: its Hadoop configuration, and its errors as Python's.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ if TYPE_CHECKING:
 
 
 class Jvm:
-    """The JVM of a classic session, which Spark Connect does not have."""
+    """The JVM of a classic session; a Spark Connect session has none."""
 
     def __init__(self, spark: SparkSession) -> None:
         context = spark.sparkContext
         gateway: Any = context._gateway
         self.gateway = gateway
         self.hadoop: Any = gateway.jvm.org.apache.hadoop
-        # The session's, not the context's: it knows what `spark.conf.set("fs.…")` said too.
+        # The session's configuration includes `spark.conf.set("fs.…")`, the context's does not.
         self.conf: Any = spark._jsparkSession.sessionState().newHadoopConf()
 
     @classmethod
     def of(cls, spark: SparkSession | None) -> Jvm | None:
-        """None without a session, or with one whose JVM is elsewhere."""
+        """Return None without a session, and for a session whose JVM is elsewhere."""
         if spark is None or not hasattr(spark, "_jsparkSession"):
             return None
         return cls(spark)
 
     def setting(self, key: str) -> str | None:
-        """A setting of Hadoop's, None if it is not set or empty."""
+        """Return a setting of Hadoop's, None if it is not set or empty."""
         value = self.conf.get(key)
         return str(value).strip() or None if value is not None else None
 
     def secret(self, key: str) -> str | None:
-        """Like `setting`, but looks into Hadoop's credential providers first, as Hadoop does."""
+        """Like `setting`, but asks Hadoop's credential providers first, as Hadoop does."""
         with java_errors():
             characters = self.conf.getPassword(key)
         return "".join(characters).strip() or None if characters is not None else None
@@ -63,7 +62,7 @@ class Jvm:
         return self.hadoop.fs.Path(url)
 
     def qualified(self, path: str) -> str:
-        """A bare path as Spark understands it: on `fs.defaultFS`, in its working directory."""
+        """Resolve a bare path as Spark does: on `fs.defaultFS`, in its working directory."""
         with java_errors():
             bare = self.path(path)
             return str(bare.getFileSystem(self.conf).makeQualified(bare).toString())
@@ -75,13 +74,13 @@ class Jvm:
         try:
             self.hadoop.fs.FileSystem.getFileSystemClass(scheme, self.conf)
         except Py4JJavaError:
-            return False  # no class is named for it, or its jar is missing
+            return False  # no class is configured for it, or its jar is missing
         return True
 
 
 @contextlib.contextmanager
 def java_errors() -> Iterator[None]:
-    """Turns what Java throws into the exceptions that Python code expects."""
+    """Turns Java exceptions into those that Python code expects."""
     from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
     try:
@@ -164,7 +163,7 @@ class HadoopStore:
 
     @contextlib.contextmanager
     def as_local_file(self, name: str) -> Iterator[BinaryIO]:
-        """The object as a local file, for callers that don't read it into memory."""
+        """Fetch the object as a local file, for callers that don't read it into memory."""
         path = self._path(check_name(name))
         with _spool() as spool:
             with java_errors():
@@ -182,11 +181,11 @@ class HadoopStore:
                 found = [self._name(path) for path in _paths(files)]
         except FileNotFoundError as error:
             with java_errors():
-                if self._fs.exists(folder):  # so it was a folder below, that someone else removed
+                if self._fs.exists(folder):  # so another process removed a folder below it
                     raise OSError(f"{self.url} changed while it was listed") from error
             return []
         except RuntimeError as error:
-            # How Hadoop's local file system says that a file went away while it was looked at.
+            # Hadoop's local file system raises this for a file that disappears during the listing.
             raise OSError(f"{self.url} changed while it was listed: {error}") from error
         return sorted(name for name in found if name.startswith(prefix) and not is_temporary(name))
 
@@ -203,7 +202,7 @@ class HadoopStore:
             return  # without the folder there is no object
 
     def _make_folder(self, folder: Any) -> None:
-        for _ in range(_RACE_ATTEMPTS):  # some fail if another writer makes a folder on the way
+        for _ in range(_RACE_ATTEMPTS):  # some fail if another writer creates the same folder
             if self._fs.mkdirs(folder):
                 return
         raise OSError(f"{self.url} could not make the folder {folder.toUri().getPath()}")
@@ -231,7 +230,7 @@ class HadoopStore:
             raise FileExistsError(f"{self.url} could not rename {temporary} to {target.getName()}")
 
     def _file_context(self) -> Any:
-        """Hadoop's newer interface, the only public one that renames over; None without it."""
+        """Return Hadoop's FileContext, the only public interface that can rename over; or None."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -259,7 +258,7 @@ def _paths(files: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _spool() -> Iterator[Path]:
-    """The path of a file to be, in a folder that only this user may enter."""
+    """Yield the path of a temporary file, in a folder that only this user may enter."""
     with tempfile.TemporaryDirectory(prefix="sparkdml-spool-") as folder:
         yield Path(folder) / "object"
 

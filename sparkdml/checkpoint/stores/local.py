@@ -1,7 +1,8 @@
-"""A folder of a disk that all hosts of the run share: NFS, Lustre, or the only host's own.
+"""A store in a folder that all hosts of the run share: NFS, Lustre, or the only host's own disk.
 
-An object is written under a hidden name, synced and renamed, so a reader sees all of it or the
-one before. A writer that was killed leaves its hidden file; removing the object removes that too.
+Runs in the workers and at the driver, on any thread. An object is written under a hidden name,
+synced and renamed, so a reader sees it whole or sees the previous one. A writer that is killed
+leaves its hidden file; removing the object removes that file too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sparkdml.checkpoint.stores.base import (
     temporary_name,
 )
 
-# Small chunks are gathered into writes of this size; larger ones go past the buffer, uncopied.
+# Small chunks are collected into writes of this size; larger ones bypass the buffer, uncopied.
 _GATHER_BYTES = 1 << 20
 
 
@@ -121,6 +122,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise  # those two: this file system keeps the order of renames by itself
+            raise  # these errors: the file system keeps renames in order by itself
     finally:
         os.close(descriptor)

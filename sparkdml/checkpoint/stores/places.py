@@ -1,4 +1,4 @@
-"""Which way a checkpoint's URL goes: the hosts' disk, fsspec in each worker, or the driver's JVM.
+"""How a checkpoint's URL is reached: the hosts' disk, fsspec in each worker, or the driver's JVM.
 
 Decided once, at the driver. Workers get a small picklable place that they only have to open.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _S3 = frozenset({"s3", "s3a", "s3n"})
-# fsspec knows these by name, but has no client for them, or none that knows Spark's credentials.
+# fsspec knows these names, but has no client for them, or none that uses Spark's credentials.
 _JVM_FIRST = frozenset({"hdfs", "viewfs", "dbfs"})
 _NOT_WRITABLE = frozenset(
     {
@@ -64,7 +64,7 @@ _PACKAGES = {
 
 
 class StoreAccess:
-    """One store as the driver and its workers reach it. Close it when the run is over."""
+    """One store, as the driver and its workers reach it. Close it at the end of the run."""
 
     def __init__(self, place: Place | None, through_driver: HadoopStore | None = None) -> None:
         assert (place is None) != (through_driver is None)
@@ -75,7 +75,7 @@ class StoreAccess:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a path of each host's file system, which they may not share."""
+        """Whether it is a path on each host's file system, which the hosts may not share."""
         return isinstance(self._place, LocalPlace)
 
     @property
@@ -84,12 +84,12 @@ class StoreAccess:
         return self._through_driver is not None
 
     def driver_store(self) -> CheckpointStore:
-        """With retries."""
+        """The store with retries."""
         store = self._place.open() if self._place is not None else self._behind_relay()
         return Retrying(store)
 
     def worker_place(self, host: str, token: str, timeouts: Timeouts | None = None) -> Place:
-        """What to ship. Where only the driver reaches the store, a relay starts on `host`."""
+        """Return what to ship. If only the driver reaches the store, start a relay on `host`."""
         if self._place is not None:
             return RetryingPlace(self._place)
         if self._relay is None:
@@ -130,9 +130,9 @@ def resolve_place(
 ) -> StoreAccess:
     """Decide how `url` is reached. `spark` may be None where no session is needed to know.
 
-    A bare path is Spark's: on `fs.defaultFS`, which is hdfs on many clusters. `file:` is a disk
-    that all hosts share. What fsspec can open goes straight from the workers; hdfs, viewfs and
-    what only Hadoop can open goes through the driver.
+    A bare path is resolved as in Spark, on `fs.defaultFS`, which is hdfs on many clusters. `file:`
+    is a disk that all hosts share. Workers use what fsspec can open directly; hdfs, viewfs and what
+    only Hadoop can open goes through the driver.
     """
     options = dict(storage_options or {})
     jvm = Jvm.of(spark)
@@ -202,8 +202,8 @@ def _fsspec(url: str, scheme: str, options: dict[str, Any], jvm: Jvm | None) -> 
             raise ParameterError("checkpoint", url, "s3://BUCKET/PATH")
         if jvm is not None:
             options = s3_options(jvm, address.partition("/")[0], options)
-        # Three layers try again, botocore, s3fs and ours, and their numbers multiply: with
-        # botocore's own five, an unreachable server would be given up after minutes.
+        # Three layers retry, botocore, s3fs and ours, and their attempts multiply: with botocore's
+        # default of five, an unreachable server would fail only after minutes.
         config = {"retries": {"total_max_attempts": 2}, **options.get("config_kwargs", {})}
         options = {**options, "config_kwargs": config}
         url = f"s3://{address}"  # s3fs does not know s3n

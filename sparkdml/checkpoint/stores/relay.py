@@ -36,7 +36,7 @@ def send_frames(connection: Connection, chunks: Iterable[Buffer]) -> None:
 
 
 def receive_frames(connection: Connection) -> Iterator[bytes]:
-    """In pieces of bounded size, whatever the sender's chunks are."""
+    """Yield pieces of bounded size, whatever the sender's chunks are."""
     while left := _LENGTH.unpack(connection.receive_bytes(_LENGTH.size))[0]:
         while left:
             piece = connection.receive_bytes(min(left, PIECE_BYTES))
@@ -46,7 +46,7 @@ def receive_frames(connection: Connection) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class RelayPlace:
-    """Where the driver relays to the store at `url`."""
+    """The address at which the driver relays to the store at `url`."""
 
     url: str
     host: str
@@ -59,7 +59,7 @@ class RelayPlace:
 
 
 class RelayStore:
-    """One connection for each operation, so that threads need not know of one another."""
+    """Opens a connection for each operation, so that threads need no coordination."""
 
     def __init__(self, place: RelayPlace) -> None:
         self.url = place.url
@@ -75,7 +75,7 @@ class RelayStore:
             return self._answer(connection)
 
     def read_pieces(self, name: str) -> Iterator[bytes]:
-        """As `read`, for what would not fit into memory twice."""
+        """Like `read`, but in chunks, for objects that would not fit into memory twice."""
         with self._request("read", check_name(name)) as connection:
             left = self._length(connection)
             while left:
@@ -101,8 +101,8 @@ class RelayStore:
             timeout_seconds=place.timeouts.connect,
         )
         try:
-            # The store behind the relay takes the time it takes; a driver that is gone is noticed
-            # by the connection itself.
+            # No time-out: the store behind the relay may be slow, and the connection breaks if the
+            # driver is gone.
             connection.end_with_host(place.timeouts.silent_host)
             connection.send({"operation": operation, "name": name})
             yield connection

@@ -30,7 +30,7 @@ MAX_MESSAGE_CHARACTERS = 2000
 
 @runtime_checkable
 class ReadsIntoFiles(Protocol):
-    """What a store may be able to do besides: give an object without holding it in memory."""
+    """A store that can also return an object without holding it in memory."""
 
     def as_local_file(self, name: str) -> AbstractContextManager[BinaryIO]: ...
 
@@ -38,7 +38,7 @@ class ReadsIntoFiles(Protocol):
 class RelayServer:
     """Listens on `host` and a free port until `close`; a client with the token may use the store.
 
-    The store must not be one that retries: what comes from a socket comes once. The workers retry.
+    The store must not be one that retries, since chunks arrive from a socket once; workers retry.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RelayServer:
         self.host, self.port = host, self._listener.port
 
     def close(self) -> None:
-        """Stop serving; afterwards neither a thread nor the port is left. May be called twice."""
+        """Stop serving: end all threads and free the port. May be called twice."""
         for thread in self._listener.close(RELAY_CLOSE_SECONDS):
             logger.warning("%s still waits for %s", thread.name, self._store.url)
 
@@ -81,10 +81,10 @@ class RelayServer:
                     content = self._done(operation, name, frames)
             except Exception as error:
                 for _ in frames:
-                    pass  # a worker in the midst of its object hears of the error after its end
+                    pass  # a worker that is still sending its object receives the error afterwards
                 connection.send(_report(error))
                 return
-            # From here on, an error can only end the connection: the worker counts the bytes.
+            # From here on an error can only end the connection, which the worker detects.
             if isinstance(content, bytes):
                 connection.send({"num_bytes": len(content)})
                 connection.send_bytes(content)

@@ -1,4 +1,7 @@
-"""A store that tries again: networks and object stores fail now and then, for seconds."""
+"""A store that retries another store's operations, since networks fail now and then, for seconds.
+
+Runs in the workers and at the driver, on the threads of its callers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# The packages whose own exceptions, no OSErrors, mostly tell of a network or a server.
+# Packages whose own exceptions are no OSErrors, and mostly mean a network or a server failure.
 _BACKENDS = frozenset(
     {
         "adlfs",
@@ -37,7 +40,7 @@ _BACKENDS = frozenset(
         "urllib3",
     }
 )
-# Theirs too, but another try would meet them again: settings and credentials.
+# Also theirs, but another attempt would fail the same way: settings and credentials.
 _MISTAKES = frozenset(
     {
         "ConfigNotFound",
@@ -63,14 +66,14 @@ _PERMANENT_KINDS = (
     IsADirectoryError,
     NotADirectoryError,
 )
-# Among them, how s3fs says that a bucket's name or an argument is wrong.
+# s3fs raises one of these for a wrong bucket name or argument.
 _PERMANENT_NUMBERS = frozenset(
     {errno.EINVAL, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOSYS, errno.EMSGSIZE}
 )
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether trying again may help."""
+    """Whether another attempt may succeed."""
     if isinstance(error, OSError):
         return not isinstance(error, _PERMANENT_KINDS) and error.errno not in _PERMANENT_NUMBERS
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -79,11 +82,11 @@ def is_transient(error: BaseException) -> bool:
 
 
 class Retrying:
-    """The store's interface, with up to `attempts` tries and longer and longer waits between.
+    """The store's interface, with up to `attempts` attempts and growing waits between them.
 
     `write` may have to start again, so its chunks must be iterable more than once: a sequence, or
-    an object whose `__iter__` restarts; never a generator. A missing object is a
-    FileNotFoundError, of `read` only; all else that the store can't do becomes a StoreError.
+    an object whose `__iter__` restarts; never a generator. `read` raises a FileNotFoundError for a
+    missing object; every other failure of the store becomes a StoreError.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Retrying:
     def write(self, name: str, chunks: Iterable[Buffer]) -> None:
         if isinstance(chunks, Iterator):
             raise TypeError(
-                f"the chunks of {name} must be iterable more than once, for another try, but got "
+                f"the chunks of {name} must be iterable more than once, for retries, but got "
                 f"a {type(chunks).__name__}. Pass a list, or an object with __iter__"
             )
         self._until_it_works("write", name, lambda: self._store.write(name, chunks))
@@ -127,7 +130,7 @@ class Retrying:
                     raise
                 transient = is_transient(error)
                 if not transient and not isinstance(error, OSError) and not _of_backend(error):
-                    raise  # a bug, here or in the chunks: none of the store's troubles
+                    raise  # a bug, here or in the chunks: not the store's failure
                 if not transient or attempt == self._attempts:
                     raise self._given_up(verb, name, attempt, error) from error
                 seconds = self._wait_seconds(attempt)
@@ -140,19 +143,19 @@ class Retrying:
 
     def _wait_seconds(self, attempt: int) -> float:
         longest = min(self._longest_seconds, self._first_seconds * 2.0 ** (attempt - 1))
-        return longest * random.uniform(0.5, 1.0)  # or all workers would come back at once
+        return longest * random.uniform(0.5, 1.0)  # or all workers would retry at the same time
 
     def _given_up(self, verb: str, name: str, attempt: int, error: Exception) -> StoreError:
         tries = "1 attempt" if attempt == 1 else f"{attempt} attempts"
         return StoreError(
             f"could not {verb} {name} of {self.url} in {tries}: {_in_one_line(error)}. "
-            "Check that the place exists, that every host can reach it, and the credentials"
+            "Check that the location exists, that every host can reach it, and the credentials"
         )
 
 
 @dataclass(frozen=True)
 class RetryingPlace:
-    """A place whose store tries again."""
+    """A place whose store retries."""
 
     place: Place
     attempts: int = 5
@@ -172,7 +175,7 @@ def _of_backend(error: BaseException) -> bool:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """gcsfs and Azure carry an HTTP status: 4xx is the caller's fault, but for time and rate."""
+    """Whether an HTTP status of gcsfs or Azure is final: 4xx, except time-outs and rate limits."""
     status = getattr(error, "status_code", getattr(error, "code", None))
     return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
 

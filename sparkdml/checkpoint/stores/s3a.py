@@ -1,8 +1,8 @@
-"""What Spark's Hadoop configuration says about S3, as options of s3fs.
+"""Translates the S3 settings of Spark's Hadoop configuration into options of s3fs. Driver only.
 
-So a user whose Spark reads `s3a://` needs to say nothing again. Settings of one bucket
-(`fs.s3a.bucket.NAME.…`) win over the general ones, as in Hadoop; what the user passes wins over
-both.
+So a user whose Spark reads `s3a://` need not configure S3 again. Settings of one bucket
+(`fs.s3a.bucket.NAME.…`) take precedence over the general ones, as in Hadoop; options that the user
+passes take precedence over both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparkdml.errors import ParameterError
 
 _CREDENTIALS = frozenset({"key", "secret", "token", "anon", "profile", "session", "username"})
 _ANONYMOUS = "AnonymousAWSCredentialsProvider"
-# It means "find the region's endpoint yourself", which is what s3fs does without one.
+# It means "use the region's own endpoint", which is what s3fs does without one.
 _CENTRAL_ENDPOINT = "s3.amazonaws.com"
 
 
@@ -27,7 +27,7 @@ class HadoopSettings(Protocol):
 def s3_options(
     settings: HadoopSettings, bucket: str, storage_options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`storage_options`, completed by what the Hadoop configuration has for this bucket."""
+    """Return `storage_options`, completed by the Hadoop configuration of this bucket."""
     options = _BucketSettings(settings, bucket)
     given = dict(storage_options)
     client = {**options.client(), **given.pop("client_kwargs", {})}
@@ -35,7 +35,7 @@ def s3_options(
     result = {**options.connection(), **options.encryption(given)}
     if "endpoint_url" in client:
         result.pop("endpoint_url", None)  # s3fs refuses two
-    # All or none: half of one identity and half of another would be refused by the server.
+    # All or none: the server would refuse half of one identity with half of another.
     if not _CREDENTIALS & given.keys() and "aws_access_key_id" not in client:
         result.update(options.credentials())
     if client:
@@ -63,7 +63,7 @@ class _BucketSettings:
             return {"anon": True}
         key, secret = self._secret("access.key"), self._secret("secret.key")
         if key is None or secret is None:
-            return {}  # s3fs looks where AWS's own tools look: environment, profile, machine role
+            return {}  # s3fs looks where AWS's own tools do: environment, profile, instance role
         token = self._secret("session.token")
         return {"key": key, "secret": secret, **({"token": token} if token else {})}
 
@@ -87,7 +87,7 @@ class _BucketSettings:
         return {"s3": {"addressing_style": "path"}}
 
     def encryption(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Objects are encrypted as the configuration demands, or not written at all."""
+        """Return the options that encrypt objects as configured; raise an error if s3fs can't."""
         algorithm = self._get("encryption.algorithm") or self._get(
             "server-side-encryption-algorithm"
         )
@@ -103,5 +103,5 @@ class _BucketSettings:
             "fs.s3a.encryption.algorithm",
             algorithm,
             "AES256 or SSE-KMS, for checkpoints that go through s3fs",
-            "Say in storage_options={'s3_additional_kwargs': {…}} how s3fs is to encrypt",
+            "Set storage_options={'s3_additional_kwargs': {…}} for how s3fs encrypts",
         )

@@ -1,4 +1,4 @@
-"""How a checkpoint's URL is taken apart: its scheme, and the password it had better not carry."""
+"""Splits a checkpoint's URL: its scheme, and a password, which must not be shown. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PASSWORDS = re.compile(r"(://[^/:@\s]*):[^/@\s]*@")
 
 
 def scheme_of(url: str) -> str:
-    """In lower case; "" for a bare path."""
+    """Return the scheme in lower case; "" for a bare path."""
     match = _SCHEME.match(url)
     return match.group(1).lower() if match else ""
 
 
 def split_password(url: str) -> tuple[str, str | None]:
-    """`ftp://user:password@host/` as `ftp://user@host/` and the password, if there is one."""
+    """Split `ftp://user:password@host/` into `ftp://user@host/` and the password, if any."""
     match = _PASSWORD.match(url)
     if match is None:
         return url, None
@@ -26,5 +26,5 @@ def split_password(url: str) -> tuple[str, str | None]:
 
 
 def without_passwords(text: str) -> str:
-    """A message as it may be shown: the URLs in it keep their user, not the password."""
+    """Return a message without passwords: its URLs keep their user."""
     return _PASSWORDS.sub(r"\1@", text)

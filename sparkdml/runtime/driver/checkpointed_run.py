@@ -148,7 +148,7 @@ class CheckpointedRun:
         found = differences(manifest.plan, self.plan)
         if manifest.data.get("schema") != self.data.get("schema"):
             found.append(
-                f"the data's schema was {manifest.data.get('schema')}, and is "
+                f"the data's schema was {manifest.data.get('schema')}, is now "
                 f"{self.data.get('schema')}"
             )
         self._object(found)
