@@ -316,7 +316,7 @@ def test_transform_checks_the_schema_first(spark, rows):
     fitted = make_estimator().fit(rows)
     with pytest.raises(dml.DataError, match="no column 'features'"):
         fitted.transform(rows.drop("features"))
-    with pytest.raises(dml.DataError, match="has a column 'prediction' already"):
+    with pytest.raises(dml.DataError, match="already has a column 'prediction'"):
         fitted.transform(rows.withColumn("prediction", F.lit(1)))
     with pytest.raises(dml.DataError, match="trained on array of float32"):
         fitted.transform(rows.withColumn("features", F.lit(1.0)))

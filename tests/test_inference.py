@@ -202,7 +202,7 @@ def test_several_models_in_one_pass(rows: DataFrame) -> None:
     for model, column in ((one, "one"), (two, "two"), (three, "grid")):
         alone = model.transform(rows)
         assert torch.equal(tensors(together, column), tensors(alone, column))
-    with pytest.raises(DataError, match="two outputs would be called 'one'"):
+    with pytest.raises(DataError, match="two outputs would be named 'one'"):
         dml.transform_with([one, one], rows)
     with pytest.raises(ParameterError, match="models must be a list of fitted models"):
         dml.transform_with([nn.Linear(1, 1)], rows)  # type: ignore[list-item]

@@ -166,7 +166,7 @@ def test_a_regressor(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "words"),
     [
-        ("1.5D", "has 4 values that are no class, for instance 1.5"),
+        ("1.5D", "has 4 values that are not classes, for instance 1.5"),
         ("-1", "for instance -1: classes are whole numbers from 0 on"),
         ("double('NaN')", "for instance nan"),
         ("'cat'", r"has the type string, which no tensor has: index it first \(StringIndexer\)"),

@@ -1,1 +1,1 @@
-"""A fitted model on the rows of a DataFrame: what is shipped, how it runs, what comes back."""
+"""Runs a fitted model on the rows of a DataFrame: the plan, the worker's code, the columns."""

@@ -1,8 +1,8 @@
-"""Predictions as columns of a DataFrame.
+"""Adds predictions to a DataFrame as columns. Driver only.
 
-An Arrow function of columns ships what the model reads and gets back what it makes; all other
-columns stay in the JVM, whatever their number and types. `mapInArrow` would send them all to
-Python and back; it serves where Arrow functions don't.
+An Arrow function sends only the columns that the model reads to Python, and returns only those that
+it computes; all others stay in the JVM. `mapInArrow` would send every column to Python and back: it
+is used only where Arrow functions aren't available.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _COLUMNAR_INPUT = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 
 
 def add_predictions(dataset: DataFrame, plans: Sequence[PredictionPlan]) -> DataFrame:
-    """The columns of every plan beside those of the DataFrame, in one pass through Python."""
+    """Add the columns of all plans to the DataFrame, in one pass through Python."""
     added = [name for plan in plans for name, _ in plan.columns]
     for name in added:
         if name in dataset.columns:
             raise DataError(
-                f"the DataFrame has a column {name!r} already: drop it, or set another name "
+                f"the DataFrame already has a column {name!r}: drop it, or set another name "
                 "(predictionCol, outputCols, …)"
             )
         if added.count(name) > 1:
-            raise DataError(f"two outputs would be called {name!r}: set other names")
+            raise DataError(f"two outputs would be named {name!r}: set different names")
     if not _HAS_ARROW_UDF or _would_break_on_vectors(dataset):
         return _map_in_arrow(dataset, plans)
     called, fields = [], []
     for index, plan in enumerate(plans):
-        # Spark may evaluate a deterministic function twice for each row, as when the prediction is
-        # filtered by; this one is evaluated once, and not at all if it is not used.
+        # Spark may evaluate a deterministic function twice for each row, as when a filter uses the
+        # prediction. This one is evaluated once, or not at all if it is not used.
         call = make_udf(plan).asNondeterministic()(*map(quote, plan.inputs))
         names = [name for name, _ in plan.columns]
         holder = names[0] if len(names) == 1 else f"__sparkdml_outputs_{index}"
@@ -63,7 +63,7 @@ def add_predictions(dataset: DataFrame, plans: Sequence[PredictionPlan]) -> Data
 
 
 def make_udf(plan: PredictionPlan) -> Any:
-    """A function of the columns `plan.inputs`, in their order."""
+    """Return a function of the columns `plan.inputs`, in their order."""
     if not _HAS_ARROW_UDF:
         raise SetupError(
             "udf() needs the Arrow functions of Spark 4.1 or later. Use transform(), or upgrade "
@@ -71,7 +71,7 @@ def make_udf(plan: PredictionPlan) -> Any:
         )
     predictor = Predictor(plan)
 
-    def predict(*columns):  # type: ignore[no-untyped-def] # Spark takes hints for a request
+    def predict(*columns):  # type: ignore[no-untyped-def] # Spark reads type hints as options
         return predictor(*columns)
 
     make: Any = functions.arrow_udf  # type: ignore[attr-defined] # its stub forgets it
@@ -84,19 +84,20 @@ def result_type(plan: PredictionPlan) -> DataType:
 
 
 def quote(name: str) -> str:
-    """A column's name as SQL reads it: dots and spaces are part of it."""
+    """Quote a column's name for SQL: dots and spaces are part of it."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _would_break_on_vectors(dataset: DataFrame) -> bool:
-    """Spark 4.3 hands Arrow functions the batches of a columnar source, and fails where one of its
-    columns is a stored vector (or of another user-defined type), for every reader.
+    """Work around Spark 4.3, which passes columnar batches to Arrow functions.
+
+    It fails if one of the columns is a stored vector, or of another user-defined type.
     """
     if not any(map(_has_udt, (field.dataType for field in dataset.schema.fields))):
         return False
     try:
         return dataset.sparkSession.conf.get(_COLUMNAR_INPUT) == "true"
-    except Exception:  # another version of Spark, which has no such setting: each raises its own
+    except Exception:  # other versions of Spark have no such setting, and raise different errors
         return False
 
 

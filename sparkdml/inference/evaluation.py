@@ -1,4 +1,7 @@
-"""Loss and metrics of a fitted model over the rows of a DataFrame: sums for each partition."""
+"""Loss and metrics of a fitted model over the rows of a DataFrame.
+
+Python workers compute sums for each partition; the driver adds them up.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(dataset: DataFrame, plan: PredictionPlan, task: TaskPlan) -> dict[str, float]:
-    """The means over all rows, whatever the partitions."""
+    """Return the means over all rows, however they are partitioned."""
     rows = dataset.select(*map(quote, plan.inputs)).mapInArrow(
         partial(evaluate_batches, plan, task), "stats array<double>, states binary"
     )
@@ -44,7 +47,7 @@ def evaluate(dataset: DataFrame, plan: PredictionPlan, task: TaskPlan) -> dict[s
 def evaluate_batches(
     plan: PredictionPlan, task: TaskPlan, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """One row of sums for each partition."""
+    """Yield one row of sums for each partition."""
     predictor, device = Predictor(plan), task_device()
     forward = Forward(predictor.module, task, device)
     stats = forward.evaluate(

@@ -1,9 +1,8 @@
-"""What a module returns as columns: Spark's type at the driver, Arrow in the worker.
+"""How the outputs of a module become columns: their Spark types at the driver, Arrow in the worker.
 
-One number a row is a double, as Spark's own predictions are; several are arrays, of the tensor's
-own type; several tensors are columns of their own, or one struct.
-
-Which columns `transform` adds, from what the model returns and what the user asked for.
+The driver decides which columns `transform` adds, from the module's outputs and the user's Params;
+the worker fills them. One number per row becomes a double, as in Spark's own predictions; several
+become an array of the tensor's type; several tensors become columns of their own, or one struct.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Outputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor of those that a module returns: what it has for each row."""
+    """One of the tensors that a module returns: its shape and type for one row."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,7 +41,7 @@ class Output:
 
 
 class Encoder(Protocol):
-    """Makes one column of a batch's outputs. Frozen, since it is shipped."""
+    """Makes one column from a batch's outputs. Frozen, since it is shipped."""
 
     def spark_type(self) -> DataType: ...
 
@@ -85,7 +84,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class ClassIndex:
-    """The place of the largest output, a double; of several along the last dimension, arrays."""
+    """The index of the largest output, as a double; of several along the last dimension, arrays."""
 
     output: Output
 
@@ -119,7 +118,7 @@ class Struct:
 
 
 def by_name(returned: Any, num_rows: int) -> Outputs:
-    """What a module returned, tensor by tensor; those of a tuple are named by their number."""
+    """Return the tensors that a module returned by name; those of a tuple by their index."""
     if isinstance(returned, Mapping) and returned:
         found = {str(name): value for name, value in returned.items()}
     elif isinstance(returned, tuple | list) and returned:
@@ -139,7 +138,7 @@ def by_name(returned: Any, num_rows: int) -> Outputs:
 
 
 def to_lists(array: np.ndarray) -> pa.Array:
-    """An array of shape (rows, …) as lists in lists."""
+    """Convert an array of shape (rows, …) to nested lists."""
     result: Any = pa.array(np.ascontiguousarray(array).reshape(-1))
     for depth in range(array.ndim - 1, 0, -1):
         length, count = array.shape[depth], int(np.prod(array.shape[:depth]))
@@ -159,7 +158,7 @@ def _to_numpy(tensor: Tensor, dtype: str) -> np.ndarray:
 
 
 def _kept_as(dtype: str) -> str:
-    """Spark has no half-precision numbers and no unsigned ones."""
+    """Return the Spark type of a tensor's; Spark has no half-precision and no unsigned numbers."""
     return {"float16": "float32", "bfloat16": "float32", "uint8": "int16"}.get(dtype, dtype)
 
 
@@ -197,7 +196,10 @@ def choose_columns(
     wanted: str,
     classifies: bool,
 ) -> Columns:
-    """`wanted` is the Param `output`, `classifies` whether the loss takes class numbers."""
+    """Return the columns that `transform` adds.
+
+    `wanted` is the Param `output`; `classifies` says whether the loss takes class numbers.
+    """
     if names is not None:
         return _by_output(outputs, names)
     if len(outputs) > 1:
@@ -217,7 +219,7 @@ def choose_columns(
 
 
 def _by_output(outputs: tuple[Output, ...], names: Sequence[str]) -> Columns:
-    """One column for each: by name where the model's dict has these names, else in order."""
+    """Return one for each output: by name if the model's dict has these names, else in order."""
     by_name = {output.name: output for output in outputs}
     if len(names) != len(outputs):
         returned = ", ".join(by_name) if len(outputs) > 1 else "one tensor"
@@ -231,5 +233,5 @@ def _by_output(outputs: tuple[Output, ...], names: Sequence[str]) -> Columns:
 
 
 def _field(output: Output) -> str:
-    """Fields of a tuple are named as Spark names those of its own."""
+    """Return a struct field's name; those of a tuple are named `_1`, `_2`, … as in Spark."""
     return f"_{int(output.name) + 1}" if output.name.isdigit() else output.name

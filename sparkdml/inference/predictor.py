@@ -1,4 +1,7 @@
-"""A fitted model in a worker: Arrow columns in, Arrow columns out."""
+"""A fitted model in Spark's Python worker, on its main thread: Arrow columns in, Arrow columns out.
+
+The driver only builds and pickles the plan.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ from sparkdml.feed.preprocess import Preprocessor
 from sparkdml.inference.outputs import Encoder, Outputs, by_name
 from sparkdml.inference.weights import ShippedModel, load_module
 
-# Rows are cheap or dear: of cheap ones many go through the model at once, whatever batchSize is.
+# Small rows go through the model in larger pieces than batchSize.
 LIGHT_ROWS, LIGHT_BYTES = 1024, 1 << 20
 
 
 @dataclass(frozen=True)
 class PredictionPlan:
-    """All that a worker needs, as it is shipped."""
+    """Everything that a worker needs, as it is shipped."""
 
     model: ShippedModel
-    inputs: tuple[str, ...]  # the DataFrame's columns, in the order in which they come
+    inputs: tuple[str, ...]  # the DataFrame's columns, in the order in which they arrive
     feed: FeedPlan
     features: tuple[str, ...]
     predict: Callable[[Any, Batch], Any] | str | None
@@ -45,16 +48,16 @@ class Predictor:
 
     @classmethod
     def of_module(cls, plan: PredictionPlan, module: nn.Module) -> Predictor:
-        """With a module that is there already, where there is no worker."""
+        """Build a predictor for a module that is already in this process."""
         predictor = cls(plan)
         predictor.__dict__["module"] = module
         return predictor
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"plan": self.plan}  # never what a worker has loaded
+        return {"plan": self.plan}  # never the module that a worker has loaded
 
     def __call__(self, *arrays: pa.Array) -> pa.Array:
-        """The one column, or a struct of all of them."""
+        """Return the one column, or a struct of all of them."""
         columns = self.columns(pa.RecordBatch.from_arrays(list(arrays), names=self.plan.inputs))
         if len(columns) == 1:
             return columns[0]
@@ -62,7 +65,7 @@ class Predictor:
         return pa.StructArray.from_arrays(columns, names=names)
 
     def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        if not batch.num_rows:  # no module must be able to take nothing
+        if not batch.num_rows:  # modules need not handle empty batches
             kinds = [to_arrow_type(encoder.spark_type()) for _, encoder in self.plan.columns]
             return [pa.array([], type=kind) for kind in kinds]
         pieces = list(self.outputs(batch))
@@ -74,14 +77,14 @@ class Predictor:
         ]
 
     def outputs(self, batch: pa.RecordBatch) -> Iterator[Outputs]:
-        """Piece by piece, on the CPU again."""
+        """Yield the outputs piece by piece, on the CPU."""
         with torch.inference_mode():
             for piece in self.batches(batch):
                 found = by_name(self._run(piece), piece.num_rows)
                 yield {name: value.cpu() for name, value in found.items()}
 
     def batches(self, batch: pa.RecordBatch) -> Iterator[Batch]:
-        """As the model takes them. What is collated is cut before, so as to pad by its own."""
+        """Yield the model's inputs. Rows are cut before collate, so each piece has its padding."""
         if self.plan.feed.collate is None:
             whole = self._prepare(batch)
             yield from whole.split(self._rows_at_once(whole))
@@ -98,7 +101,7 @@ class Predictor:
         return module(*(placed[name] for name in self.plan.features))
 
     def _place(self, tensor: Tensor) -> Tensor:
-        """On the device; floating-point columns in the module's own type."""
+        """Move inputs to the device; floating-point columns get the module's own type."""
         if tensor.is_floating_point():
             return tensor.to(self._device, self._dtype)
         return tensor.to(self._device)
@@ -136,7 +139,7 @@ class Predictor:
 
 
 def task_device() -> torch.device:
-    """The GPU that Spark assigned to this task, or the CPU."""
+    """Return the GPU that Spark assigned to this task, or the CPU."""
     from pyspark import TaskContext
 
     from sparkdml.runtime.worker.main import choose_device

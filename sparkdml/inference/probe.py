@@ -1,6 +1,7 @@
-"""What a model returns for a row, found out by running it: where training could not tell.
+"""Finds out what a model returns for a row by running it, if training didn't record it.
 
-A classifier's labels, looked at before the workers start.
+Also checks the labels of a classifier before its workers start. Called at the driver; some of it
+runs as a small Spark job.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-_ROWS = 2  # one would let a module squeeze the rows away unseen
+_ROWS = 2  # with one row, a module's squeeze() could remove the dimension of the rows unnoticed
 
 
 def find_outputs(dataset: DataFrame, plan: PredictionPlan) -> tuple[Output, ...]:
-    """The names, shapes and types of the outputs, from a small job over the first rows."""
+    """Return the names, shapes and types of the outputs, from a small job over the first rows."""
     if dataset.isStreaming:
         raise DataError(
-            "what predict= returns is found out from some rows, which a stream doesn't have yet: "
-            "call transform once on a DataFrame of the same columns before"
+            "the outputs of predict= are unknown until it has run on some rows, and a stream has "
+            "none yet: call transform once on a DataFrame with the same columns first"
         )
     rows = dataset.select(*map(quote, plan.inputs)).limit(_ROWS).coalesce(1)
     found = rows.mapInArrow(
@@ -44,8 +45,8 @@ def find_outputs(dataset: DataFrame, plan: PredictionPlan) -> tuple[Output, ...]
     ).collect()
     if not found:
         raise DataError(
-            "the DataFrame has no rows, so what predict= returns can't be found out: call "
-            "transform on one that has some"
+            "the outputs of predict= are unknown until it has run on some rows, and the DataFrame "
+            "has none: call transform on one that has rows"
         )
     return tuple(Output(row.name, tuple(row.shape), row.dtype) for row in found)
 
@@ -73,15 +74,16 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean"
 
 
 def find_largest_label(dataset: DataFrame, name: str) -> int | None:
-    """The largest class, or None of no rows; a DataError unless all are whole numbers from 0 on.
+    """Return the largest class, or None if there are no rows.
 
-    A column of StringIndexer's says it by itself; any other costs one pass over it.
+    Raises a DataError unless all labels are whole numbers from 0 on. A column of StringIndexer's
+    has the answer in its metadata; any other costs one pass over it.
     """
     field = next(field for field in dataset.schema.fields if field.name == name)
     kind = field.dataType.simpleString()
     if kind not in _NUMBERS:
         raise DataError(
-            f"the label column {name!r} is {kind}, but classes are numbered from 0 on: use "
+            f"the label column {name!r} is {kind}, but classes are whole numbers from 0 on: use "
             "StringIndexer"
         )
     indexed = field.metadata.get("ml_attr", {}).get("vals")
@@ -99,7 +101,7 @@ def find_largest_label(dataset: DataFrame, name: str) -> int | None:
         value = found["odd"]
         shown = int(value) if math.isfinite(value) and value == int(value) else value
         raise DataError(
-            f"the label column {name!r} has {found['count']:,} values that are no class, for "
+            f"the label column {name!r} has {found['count']:,} values that are not classes, for "
             f"instance {shown}: classes are whole numbers from 0 on. Use StringIndexer, or "
             "TorchRegressor for numbers"
         )
@@ -109,9 +111,9 @@ def find_largest_label(dataset: DataFrame, name: str) -> int | None:
 def try_one_row(
     module: nn.Module, feed: FeedPlan, features: list[str], dataset: DataFrame
 ) -> int | None:
-    """How many classes the module tells apart, from its outputs for one row; None if it fails.
+    """Return the module's number of classes, from its outputs for one row; None if it fails.
 
-    Whatever it fails of, a worker will fail of too, and tell with rank and traceback.
+    A worker will fail for the same reason, with its rank and a traceback.
     """
     names = list(dict.fromkeys(column.name for column in feed.columns))
     table = dataset.select(*map(quote, names)).limit(1).toArrow()

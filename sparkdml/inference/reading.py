@@ -1,4 +1,4 @@
-"""How a fitted model reads the rows of a DataFrame: as they were read in training."""
+"""How a fitted model reads the rows of a DataFrame: as in training. Driver only."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def plan_reading(
     with_targets: bool,
     is_supervised: bool,
 ) -> FeedPlan:
-    """The plan for this schema, or a DataError where it isn't that of the training data."""
+    """Return the plan for this schema; a DataError if it differs from the training data's."""
     known = {field.name for field in schema.fields}
     inputs = params.value("inputCols")
     if inputs is not None and not with_targets:
-        # A label that preprocess was given in training is not there when it is predicted.
+        # A label that preprocess was given in training does not exist in prediction.
         targets = (params.value("labelCol"), params.value("weightCol"))
         inputs = [name for name in inputs if name in known or name not in targets]
     reads_label = with_targets and (is_supervised or params.isSet("labelCol"))
@@ -52,7 +52,7 @@ def plan_inputs(
     inputs: tuple[Column, ...],
     floating: str,
 ) -> FeedPlan:
-    """Where there is no schema: the columns of the training data, without its targets."""
+    """Return the plan without a schema: the columns of the training data, without its targets."""
     targets = (params.value("labelCol"), params.value("weightCol"))
     return FeedPlan(
         columns=features,
@@ -66,7 +66,7 @@ def plan_inputs(
 def _check_same(plan: FeedPlan, names: list[str], trained: tuple[Column, ...]) -> None:
     found = {column.name: column for column in plan.columns}
     if len(trained) != len(names) or any(name not in found for name in names):
-        return  # preprocess and collate make them: they check what they are given
+        return  # preprocess and collate make them, and check their own inputs
     for name, before in zip(names, trained, strict=True):
         now = found[name]
         if now.is_floating != before.is_floating or now.depth != before.depth:

@@ -1,4 +1,7 @@
-"""The three columns of a classifier, as Spark's own have them: scores, probabilities, the class."""
+"""The three columns of a classifier, as in Spark's own: scores, probabilities, the class.
+
+The driver declares them; workers compute them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from sparkdml.inference.outputs import SINGLE, Outputs, to_lists
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-# How outputs become probabilities: what the loss takes them for.
+# How outputs become probabilities: as the loss interprets them.
 Link = Literal["softmax", "exp", "sigmoid", "binary"]
 
 
@@ -26,7 +29,7 @@ def find_link(loss: object, is_one_number: bool) -> Link:
 
 
 def to_scores(outputs: Tensor, link: Link) -> Tensor:
-    """One for each class. One output stands for the second of two classes, as Spark has it."""
+    """Return one for each class. A single output is the second of two classes, as in Spark."""
     scores = outputs.double()
     if link == "sigmoid":
         scores = scores.reshape(-1, 1)
@@ -46,7 +49,7 @@ def to_probabilities(scores: Tensor, link: Link) -> Tensor:
 
 
 def choose_class(scores: Tensor, link: Link, thresholds: tuple[float, ...] | None) -> Tensor:
-    """The most probable class, or with thresholds that of the largest probability/threshold."""
+    """Return the most probable class; with thresholds, the largest probability/threshold."""
     if thresholds is None:
         return scores.argmax(dim=1).double()
     limits = torch.tensor(thresholds, dtype=torch.float64)
@@ -78,7 +81,7 @@ class Scores:
 
 
 def dense_vectors(matrix: np.ndarray) -> pa.Array:
-    """Rows as Spark ML's vectors, in the struct that they are stored in."""
+    """Convert rows to Spark ML's vectors, as the structs in which Spark stores them."""
     rows = len(matrix)
     return pa.StructArray.from_arrays(
         [

@@ -1,6 +1,7 @@
-"""A module apart from its weights: a skeleton of meta tensors, which is small and can be shipped.
+"""Separates a module from its weights: a skeleton of meta tensors is small and can be shipped.
 
-What the module has beside its state (buffers that are not saved, plain attributes) stays in it.
+Everything but the state (buffers that are not saved, plain attributes) stays in the skeleton. Made
+at the driver, filled in the workers. Pure.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from torch import Tensor, nn
 
 
 class Inseparable(Exception):
-    """A module's structure can't be had without its weights; says why."""
+    """A module's structure can't be separated from its weights; the message says why."""
 
 
 def make_skeleton(module: nn.Module) -> nn.Module:
-    """The module without the content of its state. Tied weights stay tied."""
+    """Return the module without the content of its state. Tied weights stay tied."""
     state: dict[str, Any] = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor) or isinstance(value, nn.UninitializedParameter):
-            raise Inseparable(f"its state {name!r} is no tensor of a known shape")
+            raise Inseparable(f"its state {name!r} is not a tensor of a known shape")
     try:
         skeleton = _replace(module, {id(v): empty_like(v, "meta") for v in state.values()})
     except Exception as error:  # a module's own __deepcopy__ may raise anything
         raise Inseparable(f"it can't be copied: {error}") from error
     if _shapes(skeleton) != _shapes(module):
-        raise Inseparable("its copy has another state than itself")
+        raise Inseparable("its copy has a different state")
     return skeleton
 
 
 def fill(skeleton: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A module whose parameters and buffers are these very tensors, not copies of them."""
+    """Return a module whose parameters and buffers are these very tensors, not copies."""
     replacements: dict[int, Tensor] = {}
     for name, empty in skeleton.state_dict(keep_vars=True).items():
         tensor = state[name]
@@ -44,13 +45,13 @@ def fill(skeleton: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def allocate(skeleton: nn.Module) -> nn.Module:
-    """A module with memory for its state, and anything in it."""
+    """Return a module with memory for its state, uninitialized."""
     state: dict[str, Tensor] = skeleton.state_dict(keep_vars=True)
     return _replace(skeleton, {id(v): empty_like(v, "cpu") for v in state.values()})
 
 
 def check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Raise a RuntimeError, as torch words it, where the state is not of such a module."""
+    """Raise torch's own RuntimeError if the state does not fit the module."""
     try:
         skeleton = make_skeleton(module)
     except Inseparable:
@@ -67,7 +68,7 @@ def empty_like(tensor: Tensor, device: str) -> Tensor:
 
 
 def _replace(module: nn.Module, replacements: dict[int, Tensor]) -> nn.Module:
-    """A deep copy in which some tensors are others; one tensor in two places stays one."""
+    """Return a deep copy with some tensors replaced; a shared tensor stays shared."""
     memo: dict[int, Any] = dict(replacements)
     return copy.deepcopy(module, memo)
 

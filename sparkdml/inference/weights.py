@@ -1,10 +1,9 @@
 """A fitted model's weights: how the driver keeps them, and how they reach the workers.
 
-Small ones are bytes and travel inside of the function that Spark ships. Large ones are a file: the
-driver maps it, Spark copies it to each host once (executors of a host share its cache), and all
-Python workers of that host map the same copy, so that its pages are in memory once.
-
-The module in a worker: built once a process, and kept for the next batch, task and query.
+Small weights are bytes inside the function that Spark ships. Large weights are a file: the driver
+maps it, Spark copies it to each host once (executors on a host share its cache), and all Python
+workers on that host map the same copy, so its pages are in memory once. A Python worker builds the
+module once per process, and keeps it for later batches, tasks and queries.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ LARGE_BYTES = 8 << 20
 _CHUNK_BYTES = 4 << 20
 
 # Spark serves a file for as long as its application runs, and tasks may ask for it when the model
-# is long gone: what was sent is kept.
+# is long gone: files that were sent are kept.
 _SENT: dict[tuple[str, str], Weights] = {}
 _SENDING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class ShippedWeights:
-    """As a worker gets them."""
+    """The weights as a worker receives them."""
 
     key: str  # the same for the same weights
     content: bytes | None = field(default=None, repr=False)
-    file: str | None = None  # a name among Spark's files
+    file: str | None = None  # its name among Spark's files
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors; those of a file are its pages, private only where written to."""
+        """Return the tensors; those of a file are its pages, copied only when written to."""
         if self.content is not None:
             return load_aligned(self.content)
         from pyspark import SparkFiles
@@ -74,7 +73,7 @@ class Weights:
 
     @classmethod
     def of(cls, value: Weights | bytes | bytearray | memoryview | Mapping[str, Tensor]) -> Weights:
-        """What a run returned, in memory if it is small."""
+        """Wrap what a run returned, in memory if it is small."""
         if isinstance(value, Weights):
             return value
         if isinstance(value, Mapping):
@@ -99,7 +98,7 @@ class Weights:
 
     @property
     def content(self) -> bytes:
-        """All of them in memory."""
+        """Return all of them in memory."""
         return self._content if self._content is not None else self._file.read_bytes()
 
     @cached_property
@@ -115,7 +114,7 @@ class Weights:
         return safetensors.torch.load_file(self._file)
 
     def ship(self, spark: SparkSession) -> ShippedWeights:
-        """Ready to be pickled; a file is on its way when this returns."""
+        """Return what can be pickled; a file has been handed to Spark when this returns."""
         if self._content is not None:
             return ShippedWeights(self.digest, content=self._content)
         name = self._file.name
@@ -147,12 +146,12 @@ class Weights:
 
 
 def load_aligned(content: bytes) -> dict[str, Tensor]:
-    """In torch's own memory: matrix products are faster, and their last bits always the same."""
+    """Copy into torch's own memory: matrix products are faster, and their bits always the same."""
     return {name: tensor.clone() for name, tensor in safetensors.torch.load(content).items()}
 
 
 def new_file() -> Path:
-    """A place for large weights that only this user can read; the name is unique among Spark's."""
+    """Create a file that only this user can read; its name is unique among Spark's files."""
     folder = Path(tempfile.gettempdir())
     path = folder / f"sparkdml-weights-{secrets.token_hex(12)}.safetensors"
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -169,7 +168,7 @@ def file_digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ShippedModel:
-    """A structure without weights, pickled; or, for modules that can't be, what makes them."""
+    """A pickled structure without weights; for modules that can't be pickled, what makes them."""
 
     weights: ShippedWeights
     structure: bytes | None = field(default=None, repr=False)
