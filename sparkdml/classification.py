@@ -1,4 +1,7 @@
-"""TorchClassifier and its model: the columns, Params and checks of Spark's own classifiers."""
+"""TorchClassifier and its model: the columns, Params and checks of Spark's own classifiers.
+
+Driver only.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class TorchClassificationModel(TorchModel, ClassificationParams):
 
     @property
     def numClasses(self) -> int:
-        """How many classes the model tells apart."""
+        """The number of classes that the model distinguishes."""
         return count_classes(self._known_outputs())
 
     def _columns(self, outputs: tuple[Output, ...]) -> tuple[tuple[str, Encoder], ...]:
@@ -49,11 +52,11 @@ class TorchClassificationModel(TorchModel, ClassificationParams):
 
 
 class TorchClassifier(TorchEstimator, ClassificationParams):
-    """A `TorchEstimator` for classes, in place of one of Spark's own classifiers.
+    """A `TorchEstimator` for classification, a replacement for Spark's own classifiers.
 
     The loss is CrossEntropyLoss unless another is given; the model has one output for each class,
-    or a single one with BCEWithLogitsLoss. Labels are whole numbers from 0 on, as StringIndexer
-    makes them. That is checked before the workers start, by one look at their column.
+    or a single one with BCEWithLogitsLoss. Labels are whole numbers from 0 on, as from
+    StringIndexer; one pass over their column checks that before the workers start.
 
     >>> classifier = dml.TorchClassifier(
     ...     model=Net, optimizer=partial(torch.optim.Adam, lr=1e-3), epochs=5
@@ -72,7 +75,7 @@ class TorchClassifier(TorchEstimator, ClassificationParams):
         thresholds: list[float] | None = None,
         **params: Any,
     ) -> None:
-        """Takes all arguments of `TorchEstimator`, too."""
+        """Takes all arguments of `TorchEstimator` as well."""
         super().__init__(**params)
         self._setDefault(loss=nn.CrossEntropyLoss())
         given = {
@@ -96,8 +99,8 @@ class TorchClassifier(TorchEstimator, ClassificationParams):
             classes = try_one_row(fit.module, fit.feed, self.feature_columns(), dataset)
             if largest is not None and classes is not None and largest >= classes:
                 raise DataError(
-                    f"the label column {name!r} has the class {largest}, but the model tells "
-                    f"{classes} classes apart, 0 to {classes - 1}. Give it {largest + 1} outputs, "
+                    f"the label column {name!r} has the class {largest}, but the model has "
+                    f"{classes} classes, 0 to {classes - 1}. Give it {largest + 1} outputs, "
                     "or number the classes from 0 on (StringIndexer)"
                 )
         return fit

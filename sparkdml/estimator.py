@@ -1,4 +1,4 @@
-"""TorchEstimator: what a Spark user trains a PyTorch model with."""
+"""TorchEstimator: the Spark ML estimator that trains a PyTorch model. Driver only."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ _BUILDING = threading.Lock()
 
 
 class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersistence):
-    """Fits a PyTorch module to a DataFrame, in barrier tasks that agree by a strategy.
+    """Fits a PyTorch module to a DataFrame, in barrier tasks that synchronize by a strategy.
 
-    The arguments are Spark ML Params: `explainParams()` has a line for each. With `featuresCol` a
-    list, the module is called with one argument for each column. Floating-point columns arrive in
-    the module's own type, all others as they are (int64 ids stay int64).
+    The arguments are Spark ML Params: `explainParams()` has a line for each. If `featuresCol` is a
+    list, the module is called with one argument for each column. Floating-point columns are
+    converted to the module's own type, all others keep theirs (int64 ids stay int64).
 
     >>> estimator = TorchEstimator(
     ...     model=lambda: nn.Linear(4, 3),
@@ -139,7 +139,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return self.fit_watched(dataset)
 
     def fit_watched(self, dataset: DataFrame, *others: Observer) -> TorchModel:
-        """As `fit`, with more observers: they see the events of docs/reference-events.md."""
+        """Like `fit`, with additional observers of the events in docs/reference-events.md."""
         called = time.time()
         fit = self._prepare(dataset)
         if self.value("dryRun"):
@@ -180,7 +180,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return observers
 
     def _prepare(self, dataset: DataFrame) -> Fit:
-        """Everything that can be found out, or found wrong, before any job."""
+        """Prepare the fit: find what can be known, and most mistakes, before any job."""
         spark = find_session(dataset)
         strategy: Strategy = self.value("strategy")
         self._check_strategy(strategy)
@@ -223,7 +223,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return fit
 
     def _build_module(self) -> nn.Module:
-        """The module at the driver: finds out most mistakes before any job."""
+        """Build the module at the driver, which finds most mistakes before any job."""
         strategy: Strategy = self.value("strategy")
         needed = ("model",) if strategy.has_own_optimizer else ("model", "optimizer")
         for name in needed:
@@ -237,7 +237,7 @@ class TorchEstimator(Estimator["TorchModel"], TrainingParams, EstimatorPersisten
         return module
 
     def _describe_run(self, module: nn.Module, task: TaskPlan, feed: FeedPlan) -> dict[str, str]:
-        """The fingerprint; of Params that leave something open, with what was made of them."""
+        """Return the fingerprint, with the values that the run derives from open Params."""
         weights = task.warm_start
         return self._fingerprint(
             {

@@ -1,9 +1,9 @@
-"""What a compressor, a callback, a strategy, a store or a tracker of one's own is written with.
+"""The names to write your own compressor, callback, strategy, store or tracker with.
 
-These names are public: they change as those of `sparkdml` itself do, with a note in the changelog.
-They have a module of their own because most programs need none of them, and because words as short
-as `Task`, `Role` and `State` say little beside `TorchEstimator`. Importing it imports no pyspark,
-neither at the driver nor in a worker. docs/how-to-extend.md says which name is for what.
+These names are public: they change only as those of `sparkdml` itself do, with a note in the
+changelog. They have a module of their own because most programs need none of them, and because
+names as short as `Task`, `Role` and `State` say little beside `TorchEstimator`. The import needs no
+pyspark, at the driver and in workers. docs/how-to-extend.md explains each name.
 """
 
 from sparkdml.checkpoint.state import Entry, State

@@ -19,12 +19,12 @@ _RIGHT = ' style="text-align:right;padding:2px 8px"'
 
 
 class History(Sequence[dict[str, float]]):
-    """What was measured, epoch by epoch; the same numbers that the callbacks saw.
+    """The measurements of each epoch; the same numbers that callbacks saw.
 
-    `evaluations` has what an evaluator measured meanwhile (see `ParameterServer`): dicts with
-    `step`, `epoch`, `clock` and `seconds` beside `val_loss` and the metrics; empty without one.
-    `backend` and `topology` say how the workers formed their sums (see `AllReduce`); None where
-    they formed none.
+    `evaluations` has what an evaluator measured during training (see `ParameterServer`): dicts with
+    `step`, `epoch`, `clock` and `seconds` besides `val_loss` and the metrics; empty without one.
+    `backend` and `topology` say how the workers computed their sums (see `AllReduce`); None if they
+    computed none.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class History(Sequence[dict[str, float]]):
             for row in rows
         ]
         self.stopped = stopped  # why the run ended before its last epoch, if it did
-        self.first_step_seconds = first_step_seconds  # from the call of fit to the first step
+        self.first_step_seconds = first_step_seconds  # from the call of fit until the first step
         self.evaluations = list(evaluations)
         self.backend, self.topology = backend, topology
 
@@ -61,7 +61,7 @@ class History(Sequence[dict[str, float]]):
 
     def __getattr__(self, name: str) -> list[float]:
         """A column by its name: `history.val_loss`."""
-        if name.startswith("_"):  # also asked for while it is unpickled, when there are no rows yet
+        if name.startswith("_"):  # also called during unpickling, before there are rows
             raise AttributeError(name)
         if name not in self.columns:
             raise AttributeError(f"the history has no {name!r}: it has {', '.join(self.columns)}")
@@ -94,7 +94,7 @@ class History(Sequence[dict[str, float]]):
         )
 
     def plot(self, ax: Sequence[Axes] | None = None) -> Any:
-        """Curves over the epochs, one panel for the loss and one for each metric."""
+        """Plot curves over the epochs, one panel for the loss and one for each metric."""
         try:
             import matplotlib.pyplot as plt
             from matplotlib.ticker import MaxNLocator

@@ -1,8 +1,8 @@
-"""The columns of the history: who writes each, what it means, and how it is shown.
+"""The columns of the history: what writes each, what it means, and how it is shown.
 
-The one list of those that sparkdml writes itself; losses, metrics and validation give more. Pure
-values, known to all layers. No name of the user's may be that of a column which the run has
-already: one value would hide the other. `check_columns` finds that out at the driver.
+This is the only list of the columns that sparkdml itself writes; losses, metrics and validation add
+more. Pure values, known to all layers. A name chosen by the user must not be that of an existing
+column, or one value would hide the other: `check_columns` checks that at the driver.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sparkdml.errors import ParameterError
 class HistoryColumn:
     """A column that sparkdml writes."""
 
-    name: str  # or a pattern; <optimizer> stands for the name of one of several
-    owner: str  # who writes it: every fit, a Param, or the classes of callbacks and strategies
+    name: str  # or a pattern; <optimizer> stands for the name of one of several optimizers
+    owner: str  # what writes it: every fit, a Param, or classes of callbacks and strategies
     meaning: str
     is_whole: bool = False  # a count, shown without a decimal point
     is_curve: bool = True  # drawn over the epochs, and part of the progress line
-    is_reserved: bool = False  # no metric may have the name, in no fit
+    is_reserved: bool = False  # no metric may have this name, in any fit
 
 
 EVERY_FIT = "every fit"
@@ -117,7 +117,7 @@ RESERVED = {column.name: column.owner for column in COLUMNS if column.is_reserve
 
 
 def loss_column(name: str) -> str:
-    """The column of one of several losses."""
+    """Return the column of one of several losses."""
     return f"{name}_loss"
 
 
@@ -135,7 +135,7 @@ def check_columns(
     validates: bool,
     writers: Mapping[str, Iterable[str]],
 ) -> frozenset[str]:
-    """The columns of a fit, without those of `writers`: by Param and class, what each writes.
+    """Return the columns of a fit, without those of `writers`: what each Param's objects write.
 
     Raises a ParameterError for a column that two would write.
     """
@@ -165,7 +165,7 @@ def check_columns(
 
 
 def _patterns(columns: Iterable[str], loss_names: Sequence[str]) -> list[str]:
-    """Those with the optimizers' names in them."""
+    """Return the columns that have the optimizers' names in them."""
     found = []
     for column in columns:
         names = loss_names if OPTIMIZER in column else [""]

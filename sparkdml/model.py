@@ -1,4 +1,4 @@
-"""TorchModel: a fitted module as a Spark ML Model."""
+"""TorchModel: a fitted module as a Spark ML Model. Driver only; workers run `inference`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 class TorchModel(Model, PredictionParams, ModelPersistence):
     """What `TorchEstimator.fit` returns.
 
-    `transform` adds `predictionCol`, or `outputCols`; only the columns that the model reads travel
-    to Python, and each row is predicted once. Where Spark gives its tasks a GPU, it runs there.
+    `transform` adds `predictionCol`, or `outputCols`. Only the columns that the model reads are
+    sent to Python, and each row is predicted once. It uses the GPU if Spark assigns one to tasks.
 
-    Weights of more than some megabytes are a file, at the driver and on the workers, which maps it:
-    Spark copies it to a host once. On Spark Connect it travels as an artifact of the session.
+    Weights of more than a few megabytes are a memory-mapped file, at the driver and on the workers:
+    Spark copies it to each host once. On Spark Connect it is an artifact of the session.
     """
 
     history: History
@@ -81,7 +81,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         loss_names: tuple[str, ...] = (),
         inputs: tuple[Column, ...] = (),
     ) -> Any:
-        """`module` is only looked at for its structure; `inputs` is what preprocess was given."""
+        """Only the structure of `module` is used; `inputs` are the columns of preprocess."""
         model = cls()
         model._source, model._weights = source, Weights.of(weights)
         model._loss, model._step, model._loss_names = loss, step, loss_names
@@ -106,16 +106,16 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         return self._own_module
 
     def evaluate(self, dataset: DataFrame) -> dict[str, float]:
-        """The mean loss and metrics over the rows of a DataFrame; with step=, what it declares."""
+        """Return the mean loss and metrics over a DataFrame; with step=, the values it declares."""
         feed = self._reading(dataset, with_targets=True)
         return evaluate(dataset, self._plan(find_session(dataset), feed, ()), self._task())
 
     def udf(self, column: str | None = None, spark: SparkSession | None = None) -> Any:
-        """The model as a function of columns, for SQL and for `select`.
+        """Return the model as a function of columns, for SQL and for `select`.
 
         Its arguments are the columns that the model reads, in the order of `featuresCol` (or of
-        `inputCols`, with preprocess). `column` is one of those that `transform` adds; without it,
-        the prediction, or with `outputCols` a struct of all of them.
+        `inputCols`, with preprocess). `column` names one of the columns that `transform` adds; by
+        default it is the prediction, or with `outputCols` a struct of all of them.
 
         >>> spark.udf.register("predict", fitted.udf())
         >>> spark.sql("SELECT id, predict(features) FROM visits")
@@ -138,13 +138,13 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
     def save_onnx(
         self, path: str | os.PathLike[str], example: Any, tolerance: float = 1e-4, **options: Any
     ) -> None:
-        """Write the module as ONNX, run it by onnxruntime, and compare: see `export.save_onnx`."""
+        """Write the module as ONNX, and compare it in onnxruntime: see `export.save_onnx`."""
         save_onnx(self._to_export(), path, example, tolerance, **options)
 
     def save_exported(
         self, path: str | os.PathLike[str], example: Any, tolerance: float = 1e-5
     ) -> None:
-        """Write the module by torch.export, load it, and compare: see `export.save_exported`."""
+        """Write the module with torch.export, and compare it: see `export.save_exported`."""
         save_exported(self._to_export(), path, example, tolerance)
 
     def _to_export(self) -> ModelToExport:
@@ -174,7 +174,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         return self._plan(spark, feed, self._columns(outputs))
 
     def _known_outputs(self) -> tuple[Output, ...]:
-        """What the model returns for a row, as far as that is known without running it."""
+        """Return what the model returns for a row, if that is known without running it."""
         if self.value("predict") is None and self._output_shape is not None:
             kind = self._floating
             if isinstance(self._output_shape, dict):
@@ -184,14 +184,14 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         if self._found_outputs is None:
             self._check_predict()
             raise DataError(
-                "what predict= returns is not known before transform was called: call it once on "
+                "the outputs of predict= are unknown before the first transform: call it once on "
                 "a DataFrame with some rows"
             )
         return self._found_outputs
 
     @property
     def _found_outputs(self) -> tuple[Output, ...] | None:
-        """What a run of `predict` returned; another function may return other things."""
+        """Return what a run of `predict` returned; another function may return other outputs."""
         if self._probed is None or self._probed[0] is not self.value("predict"):
             return None
         return self._probed[1]
@@ -212,7 +212,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
             raise ParameterError("predict", predict, f"{allowed}, since it names a module")
 
     def _columns(self, outputs: tuple[Output, ...]) -> tuple[tuple[str, Encoder], ...]:
-        """The columns that transform adds, and how each is made."""
+        """Return the columns that transform adds, and how each is made."""
         return choose_columns(
             outputs,
             self.value("predictionCol"),
@@ -249,7 +249,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         )
 
     def _task(self) -> TaskPlan:
-        """As it was in training, for what evaluate needs of it."""
+        """Return the task as in training, as far as evaluate needs it."""
         is_step = self._step is not None
         return TaskPlan(
             model=self._source,
@@ -264,7 +264,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
         )
 
     def _structure(self) -> bytes | None:
-        """The skeleton as it is shipped; None where only the source can be."""
+        """Return the skeleton to ship; None if only the source can be shipped."""
         if self._skeleton is None:
             return None
         try:
@@ -287,7 +287,7 @@ class TorchModel(Model, PredictionParams, ModelPersistence):
 
 
 def transform_with(models: Sequence[TorchModel], dataset: DataFrame) -> DataFrame:
-    """What `transform` of each adds, in one pass: rows travel to Python once, not once a model.
+    """Add the columns of several models in one pass: rows are sent to Python once in all.
 
     >>> dml.transform_with([churn.setPredictionCol("churn"), value], customers)
     """

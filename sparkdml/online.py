@@ -1,8 +1,8 @@
-"""Training as data comes: an object for `foreachBatch` of Structured Streaming.
+"""Training on a stream: an object for `foreachBatch` of Structured Streaming. Driver only.
 
-Spark calls it at least once for every batch of a stream, and again with the same number after a
-failure. With a path, what was learnt and the number of the batch are saved as one, so that each
-batch is trained on once, over any number of restarts.
+Spark calls it at least once for every batch, and again with the same batch number after a failure.
+With a path, the model and the batch number are saved atomically, so that each batch is trained on
+exactly once despite restarts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from sparkdml.estimator import TorchEstimator
     from sparkdml.model import TorchModel
 
-KEPT = 2  # saved models: the newest, and the one before it
+KEPT = 2  # saved models: the newest, and the previous one
 
 
 class OnlineTrainer:
-    """Fits the estimator to each batch of a stream, beginning with the weights of the last.
+    """Fits the estimator to each batch of a stream, starting from the weights of the last.
 
     >>> trainer = OnlineTrainer(estimator, path="file:/models/clicks")
     >>> query = stream.writeStream.foreachBatch(trainer).start()
     >>> trainer.model.transform(df)
 
-    Batches without rows leave the model as it is. The optimizer restarts with every batch: only
-    weights and buffers are carried on.
+    Batches without rows leave the model unchanged. The optimizer restarts with every batch: only
+    weights and buffers are carried over.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class OnlineTrainer:
         """
         Args:
             estimator: what to fit; `epochs` counts passes over each batch.
-            path: where the model is saved after every batch, and found again; None to forget.
-            model: where to begin, if `path` holds nothing yet; None for the estimator's own start.
-            spark: the session to look for `path` with; None for the active one.
+            path: where the model is saved after every batch, and loaded from after a restart; None
+                to keep it in memory only.
+            model: initial weights if `path` holds no model yet; None for the estimator's own.
+            spark: the session that reads `path`; None for the active one.
         """
         from sparkdml.estimator import TorchEstimator
 
@@ -58,8 +59,8 @@ class OnlineTrainer:
             raise ParameterError(
                 "estimator",
                 "one with checkpoint=",
-                "one without: every batch would be another run in the same place",
-                "Give OnlineTrainer the path instead",
+                "one without: every batch would be a different run in the same place",
+                "Pass path= to OnlineTrainer instead",
             )
         self._estimator = estimator
         self._path = None if path is None else path.rstrip("/")
@@ -70,7 +71,7 @@ class OnlineTrainer:
             self._restore(find_session(None, spark))
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Train on a batch; Spark calls this. A number that was seen already is passed over."""
+        """Train on a batch; called by Spark. A batch number that was seen already is skipped."""
         if number <= self.last_batch:
             return
         if not batch.isEmpty():
@@ -92,12 +93,12 @@ class OnlineTrainer:
             saved = _whole_batches(access)
         if saved:
             self.last_batch = saved[-1]
-            # As what it was saved: the models of classifiers have a class of their own.
+            # With its own class: a classifier's model, for instance, is not a plain TorchModel.
             path = f"{self._path}/{_name(saved[-1])}"
             self.model = cast("TorchModel", DefaultParamsReader.loadParamsInstance(path, spark))
 
     def _prune(self, spark: SparkSession, newest: int) -> None:
-        """Models before the last two go. What can't be removed is left, and told."""
+        """Remove all models but the last two; warn of those that can't be removed."""
         try:
             with self._open(spark) as access:
                 old = [number for number in _whole_batches(access) if number < newest]
@@ -106,7 +107,7 @@ class OnlineTrainer:
                     for name in store.names(f"{_name(number)}/"):
                         store.remove(name)
         except OSError as error:
-            warnings.warn(f"old models are left in {self._path}: {error}", stacklevel=2)
+            warnings.warn(f"could not remove old models from {self._path}: {error}", stacklevel=2)
 
     def _open(self, spark: SparkSession) -> StoreAccess:
         assert self._path is not None
@@ -114,7 +115,7 @@ class OnlineTrainer:
 
     def __reduce__(self) -> NoReturn:
         raise SetupError(
-            "an OnlineTrainer can't be shipped: on Spark Connect foreachBatch runs at the server, "
+            "an OnlineTrainer can't be pickled: on Spark Connect foreachBatch runs at the server, "
             "and the model would stay there. Use a classic session"
         )
 
@@ -124,7 +125,7 @@ def _name(number: int) -> str:
 
 
 def _whole_batches(access: StoreAccess) -> list[int]:
-    """The numbers of the models that were saved to their end."""
+    """Return the batch numbers of the models that were saved completely."""
     found = (
         re.search(r"batch-(\d+)/metadata/_SUCCESS$", name)
         for name in access.driver_store().names("batch-")

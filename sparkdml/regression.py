@@ -1,4 +1,4 @@
-"""TorchRegressor and its model: one number a row, as Spark's own regressors predict it."""
+"""TorchRegressor and its model: one number per row, like Spark's own regressors. Driver only."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class TorchRegressionModel(TorchModel):
             raise ParameterError(
                 "model",
                 f"a module whose outputs for a row are of shape {shapes}",
-                "one that returns one number a row",
+                "one that returns one number per row",
                 "Use TorchEstimator for other outputs.",
             )
         return ((self.value("predictionCol"), Raw(outputs[0], is_prediction=True)),)
 
 
 class TorchRegressor(TorchEstimator):
-    """A `TorchEstimator` for numbers, in place of one of Spark's own regressors.
+    """A `TorchEstimator` for regression, a replacement for Spark's own regressors.
 
-    The loss is MSELoss unless another is given; the model returns one number a row.
+    The loss is MSELoss unless another is given; the model returns one number per row.
 
     >>> regressor = dml.TorchRegressor(model=Net, optimizer=partial(torch.optim.Adam, lr=1e-3))
     >>> RegressionEvaluator().evaluate(regressor.fit(df).transform(df))

@@ -1,7 +1,6 @@
-"""Servers that outlive a run: `with dml.ServerGroup(num_servers=2) as group: …`.
+"""Parameter servers that outlive a run: `with dml.ServerGroup(num_servers=2) as group: …`.
 
-Lives at the driver. A thread of its own waits for the servers' Spark job, which runs until the
-group is closed.
+Driver only. A thread of its own runs the servers' Spark job until the group is closed.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ LOOK_SECONDS = 0.05
 class ServerGroup:
     """Servers for several runs at once: each has its own tables, clocks, members and key.
 
-    The servers are tasks of one Spark job, which takes its slots until the group is closed. Fits
-    use them by `dml.ParameterServer(servers=group)`, also several of them at a time, on threads;
-    functions in `dml.run` by `dml.WithStore(fn, servers=group)`; and the driver itself by
-    `group.store()`. No run sees another's tables, waits for its workers, or fails with it, and what
-    a run has on the servers goes when it ends. A server that is lost is started again by Spark; its
-    parts are served by the others meanwhile, as each run's `replication` says.
+    The servers are tasks of one Spark job, which keeps its slots until the group is closed. Fits
+    use them through `dml.ParameterServer(servers=group)`, several fits on threads at the same time
+    if wanted; functions in `dml.run` through `dml.WithStore(fn, servers=group)`; and the driver
+    through `group.store()`. Runs are isolated: none sees another's tables, waits for its workers or
+    fails with it, and a run's tables are removed when it ends. Spark restarts a lost server;
+    meanwhile the others serve its parts, as each run's `replication` allows.
 
     Args:
-        num_servers: tasks that serve: each takes a slot.
-        spark: the session; None for the one that is active.
+        num_servers: the number of servers: each takes a slot.
+        spark: the session; None for the active one.
         slot_timeout: how many seconds to wait for slots.
     """
 
@@ -71,7 +70,7 @@ class ServerGroup:
         self._thread = threading.Thread(target=self._run, name="sparkdml-server-group", daemon=True)
 
     def start(self) -> Self:
-        """Start the servers, and wait until they are there. `with` calls it."""
+        """Start the servers, and wait until they serve. Called by `with`."""
         self._thread.start()
         while not self.applications.wait_for_servers(LOOK_SECONDS):
             if not self._thread.is_alive():
@@ -87,7 +86,7 @@ class ServerGroup:
         replication: int = 2,
         encrypted: bool | None = None,
     ) -> Iterator[KVStore]:
-        """A store on these servers for the driver alone: `with group.store() as store: …`."""
+        """Open a store on these servers for the driver: `with group.store() as store: …`."""
 
         def config(key: JobKey) -> ServerConfig:
             return ServerConfig(key, consistency=consistency or TAP(), replication=replication)
@@ -100,18 +99,18 @@ class ServerGroup:
             application.close()
 
     def close(self) -> None:
-        """End the servers. Runs that still use them fail, and say why."""
+        """Stop the servers. Runs that still use them fail with that reason."""
         self.applications.end("the server group was closed")
         self._thread.join(SERVER_GROUP_LEAVE_SECONDS)
         self._reserved.close()
         if self._thread.is_alive():
             warnings.warn(
                 f"the servers have not ended within {SERVER_GROUP_LEAVE_SECONDS:g} s: their job "
-                f"may still take {self.num_servers} slots",
+                f"may still occupy {self.num_servers} slots",
                 stacklevel=2,
             )
         elif self._error is not None:
-            warnings.warn(f"the server group did not end well: {self._error}", stacklevel=2)
+            warnings.warn(f"the server group ended with an error: {self._error}", stacklevel=2)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -135,12 +134,12 @@ class ServerGroup:
                     make_service=lambda num_servers: self.applications,
                 )
             )
-        except BaseException as error:  # for who waits for the servers, or closes the group
+        except BaseException as error:  # raised by `start` and `close`
             self._error = error
             self.applications.end(f"the server group has failed: {error}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a ServerGroup stays at the driver, where its servers are known")
+        raise TypeError("a ServerGroup can't be pickled: it belongs to the driver")
 
 
 def _servers_alone(num_servers: int) -> list[Role]:

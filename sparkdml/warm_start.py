@@ -1,4 +1,4 @@
-"""Weights that training starts from: those of a fitted model, or a state dict.
+"""`warmStart`: the weights that training starts from, a fitted model's or a state dict.
 
 Driver only, before any job; `training.weights` loads them in each worker.
 """
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from sparkdml.errors import ParameterError
 
 MAX_LISTED = 6
-# What wrappers put before the names of the parameters of the module that they wrap.
+# Prefixes that wrappers add to the parameters' names of the wrapped module.
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
 class HasModule(Protocol):
-    """What a fitted model is to a warm start."""
+    """What a warm start needs of a fitted model."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -26,7 +26,7 @@ class HasModule(Protocol):
 
 def to_warm_start(value: Any) -> Any:
     """The converter of `warmStart`: a fitted model, or a state dict."""
-    # Asked of the class: a fitted model fills its module when it is first read.
+    # Asked of the class: reading the attribute would make a fitted model load its module.
     if isinstance(getattr(type(value), "module", None), property):
         return value
     is_state = isinstance(value, Mapping) and all(
@@ -45,7 +45,7 @@ def to_warm_start(value: Any) -> Any:
 def starting_state(
     value: HasModule | Mapping[str, Tensor] | None, module: nn.Module
 ) -> dict[str, Tensor] | None:
-    """The tensors of `warmStart`, if they fit the module; None if there is no `warmStart`."""
+    """Return the tensors of `warmStart`, checked against the module; None without `warmStart`."""
     if value is None:
         return None
     given: Mapping[str, Tensor]
@@ -103,7 +103,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class _Shown:
-    """Words in place of a value that would fill the screen."""
+    """A short text for errors, in place of a value that would fill the screen."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -315,7 +315,7 @@ def test_several_modules(rows: DataFrame) -> None:
     with pytest.raises(ParameterError, match="predict must be one of left, right"):
         model.copy().setPredict("middle").transform(rows)
     model.setPredict(difference)
-    with pytest.raises(DataError, match="is not known before transform was called"):
+    with pytest.raises(DataError, match="are unknown before the first transform"):
         model.udf()
     both = model.transform(rows)
     expected = difference(module, Batch({"features": tensors(rows)}, 50))

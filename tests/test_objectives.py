@@ -177,7 +177,7 @@ def test_a_contrastive_model_with_synchronized_batch_norm(points):
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"loss": nn.MSELoss()}, "step must be left out where loss= is given"),
+        ({"loss": nn.MSELoss()}, "step must be left out if loss= is given"),
         ({"optimizer": {"generator": torch.optim.SGD}}, "each module of model="),
         ({"metrics": {"a": max}}, "a list of the names"),
         ({"callbacks": [dml.BestModel()]}, "need validation="),

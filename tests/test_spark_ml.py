@@ -170,8 +170,11 @@ def test_a_regressor(spark: SparkSession, tmp_path: Path) -> None:
         ("-1", "for instance -1: classes are whole numbers from 0 on"),
         ("double('NaN')", "for instance nan"),
         ("'cat'", r"has the type string, which no tensor has: index it first \(StringIndexer\)"),
-        ("array(1D)", "is array<double>, but classes are numbered from 0 on: use StringIndexer"),
-        ("5", "has the class 5, but the model tells 3 classes apart, 0 to 2"),
+        (
+            "array(1D)",
+            "is array<double>, but classes are whole numbers from 0 on: use StringIndexer",
+        ),
+        ("5", "has the class 5, but the model has 3 classes, 0 to 2"),
     ],
 )
 def test_labels_are_checked_before_the_workers_start(

@@ -236,7 +236,7 @@ def test_batches_without_rows_leave_the_model(spark, rows):
 
 
 def test_online_trainers_refuse(spark, rows):
-    with pytest.raises(dml.ParameterError, match="every batch would be another run"):
+    with pytest.raises(dml.ParameterError, match="every batch would be a different run"):
         dml.OnlineTrainer(estimator(checkpoint="file:/nowhere"))
     with pytest.raises(dml.ParameterError, match="a TorchEstimator"):
         dml.OnlineTrainer(net())

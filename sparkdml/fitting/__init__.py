@@ -1,1 +1,1 @@
-"""A fit at the driver: what is checked, what is shipped, and what comes back as a model."""
+"""A fit at the driver: its checks, the job that is shipped to workers, and the result."""

@@ -1,4 +1,4 @@
-"""What can be found wrong with a plan at the driver, before any job."""
+"""Checks of a training plan at the driver, before any job."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from sparkdml.training.training import TrainingPlan
 
 
 def check_objective(plan: TaskPlan, module: nn.Module) -> None:
-    """Exactly one of loss and step, and what goes with which."""
+    """Check that exactly one of loss and step is given, and the Params that depend on it."""
     if plan.loss is not None and plan.step is not None:
-        raise ParameterError("step", plan.step, "left out where loss= is given, or the reverse")
+        raise ParameterError("step", plan.step, "left out if loss= is given, or vice versa")
     if plan.loss is None and plan.step is None:
         raise ParameterError("loss", None, "given, or step= in its place")
     if plan.step is None:
@@ -35,7 +35,7 @@ def check_objective(plan: TaskPlan, module: nn.Module) -> None:
             raise ParameterError(
                 "loss",
                 f"a loss for the modules {', '.join(module)}",
-                "left out where model= is a dict: only step= knows how several modules meet",
+                "left out if model= is a dict: only step= can combine several modules",
                 "Give step=fn(modules, batch, ctx).",
             )
         if not isinstance(plan.metrics, Mapping):
@@ -48,7 +48,7 @@ def check_objective(plan: TaskPlan, module: nn.Module) -> None:
         raise ParameterError(
             "metrics",
             f"a dict of {', '.join(plan.metrics)}",
-            "with step= a list of the names of the values that it returns beside the loss",
+            "with step= a list of the names of the values that it returns besides the loss",
         )
 
 
@@ -62,7 +62,7 @@ def check_run(plan: TrainingPlan, module: nn.Module, strategy: Strategy) -> None
         raise ParameterError(
             "precision",
             task.precision,
-            f"'float32', which is to say nothing, for a module of {kind}",
+            f"left at 'float32' for a module of {kind}",
             "Autocast keeps float32 parameters: convert the module with module.float().",
         )
     check_compile_options(task.compile)
@@ -83,7 +83,7 @@ def check_run(plan: TrainingPlan, module: nn.Module, strategy: Strategy) -> None
 
 
 def _columns_of(plan: TrainingPlan, strategy: Strategy) -> frozenset[str]:
-    """The history's columns, but for those of callbacks."""
+    """Return the history's columns, without those of callbacks."""
     task = plan.task
     of_strategy = {f"strategy {type(strategy).__name__}": strategy.columns}
     of_callbacks = {f"callbacks {type(one).__name__}": one.columns for one in plan.callbacks}
@@ -94,7 +94,7 @@ def _columns_of(plan: TrainingPlan, strategy: Strategy) -> frozenset[str]:
 
 
 def _adds_columns(callback: Callback) -> bool:
-    """Whether others may monitor what it puts into a row."""
+    """Whether other callbacks may monitor the columns that it writes."""
     if type(callback).on_epoch_end is Callback.on_epoch_end:
         return False
     return type(callback) not in (EarlyStopping, BestModel, LearningRateSchedule)

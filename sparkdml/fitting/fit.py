@@ -1,7 +1,7 @@
 """One fit at the driver: it launches the job, with or without checkpoints, and collects the result.
 
-Runs on the thread that called `fit`. Of workers that train by themselves (`Averaging`) it adds the
-contributions up to one model, and validates that in a job of its own.
+Runs on the thread that called `fit`. If workers train independently (`Averaging`), it combines
+their models into one, and validates that model in a job of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fit:
-    """Everything that is known at the driver before the first worker starts."""
+    """Everything that the driver knows before the first worker starts."""
 
     spark: SparkSession
     dataset: DataFrame
@@ -57,12 +57,12 @@ class Fit:
     fingerprint: dict[str, str]  # what the states of this run depend on
 
     def check(self) -> None:
-        """Raise a ParameterError for what the strategy can't do with these rows or workers."""
+        """Raise a ParameterError if the strategy can't train with these rows or workers."""
         if self.options.num_workers is not None:  # else `launch` asks Spark for it
             self._roles(self.options.num_workers)
 
     def _roles(self, num_workers: int) -> list[Role]:
-        """The strategy's roles; it refuses numbers of workers that it can't use."""
+        """Return the strategy's roles; it refuses numbers of workers that it can't use."""
         roles = self.strategy.roles(num_workers)
         if self.feed.sampling is not None and any(role.reads == "leases" for role in roles):
             raise ParameterError(
@@ -88,12 +88,12 @@ class Fit:
             return collect(self.launch(self.job(), self.options, on_event, run))
 
     def job(self, **schedule: Any) -> TrainingJob:
-        """What is shipped, with another schedule in the given fields."""
+        """Return the job to ship, with the given fields of its schedule replaced."""
         changed = replace(self.plan.schedule, **schedule)
         return TrainingJob(replace(self.plan, schedule=changed), self.strategy)
 
     def start(self) -> dict[str, Any]:
-        """What is told of the run when it begins; some is unknown if Spark's slots decide it."""
+        """Return the fields of the run's first event; some depend on Spark's slots."""
         workers, schedule = self.options.num_workers, self.plan.schedule
         return {
             "name": self.options.name,
@@ -157,14 +157,14 @@ class Fit:
 
 
 def collect(returned: list[Any]) -> Fitted:
-    """From what every rank returned."""
+    """Make the result from what every rank returned."""
     result = next(result for _, result in returned if result is not None)
     shape = next((shape for shape, _ in returned if shape is not None), None)
     return Fitted(result, shape)
 
 
 def read_result(state: Mapping[str, Any]) -> Fitted:
-    """From the last checkpoint of a run that has ended."""
+    """Make the result from the last checkpoint of a run that has ended."""
     progress = state["progress"]
     weights = {name: tensor.clone() for name, tensor in state["result"].items()}
     return Fitted(
@@ -191,7 +191,7 @@ def train_alone(fit: Fit, on_event: OnEvent) -> Fitted:
 
 @dataclass(frozen=True)
 class ValidationJob:
-    """Judges a model that is already there on a worker's held-out rows: the sums of their stats."""
+    """Evaluates a trained model on a worker's held-out rows, and returns the sums of its stats."""
 
     task: TaskPlan
     weights: bytes

@@ -1,4 +1,4 @@
-"""What an estimator ships: the callable that every worker runs, and what it returns.
+"""The job that an estimator ships: the callable that every worker runs, and what it returns.
 
 The callable is pickled at the driver and called once in each task, on its main thread.
 """
@@ -20,7 +20,7 @@ from sparkdml.training.weights import encode_weights
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What rank 0 brings home."""
+    """What rank 0 returns."""
 
     weights: bytes  # safetensors
     history: list[dict[str, float]]
@@ -30,10 +30,10 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit brings home."""
+    """The result of a fit."""
 
     result: TrainingResult
-    output_shape: OutputShape | None  # unknown where a step= stands between module and outputs
+    output_shape: OutputShape | None  # unknown if a step= function calls the module
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class TrainingJob:
     def __call__(
         self, ctx: Context
     ) -> tuple[OutputShape | None, TrainingResult | None] | Contribution:
-        """One row's output shape, where this rank's rows told it; and at rank 0 the result.
+        """Return one row's output shape, if this rank has seen a row, and on rank 0 the result.
 
-        Where workers don't agree, each one's contribution.
+        If workers train independently, every rank returns its contribution.
         """
         training = self.train(ctx)
         if training.contribution is not None:
@@ -73,7 +73,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class ReplayJob:
-    """Trains up to a step, and brings home the state instead of a model."""
+    """Trains up to a step, and returns the state instead of a model."""
 
     job: TrainingJob
 
@@ -82,7 +82,7 @@ class ReplayJob:
         if ctx.number:
             return None
         state = training.replayed
-        assert state is not None, "a replay ends with the state that it was to reach"
+        assert state is not None, "a replay must end with the state of its last step"
         shared = {name: entry for name, entry in state.items() if entry.rule == "replicated"}
         own = {name: entry for name, entry in state.items() if entry.rule != "replicated"}
         return _encode(shared), _encode(own), training.losses

@@ -27,7 +27,7 @@ MODELS: dict[str, type[Consistency]] = {model.__name__: model for model in (BSP,
 
 
 def secret_of(group_secret: bytes, number: int) -> bytes:
-    """Of one application: who knows it learns nothing of the group's, or of another's."""
+    """Derive an application's key, from which neither the group's nor another's follows."""
     text = number.to_bytes(8, "little")
     return hashlib.blake2b(
         text, key=group_secret, digest_size=32, person=b"sparkdml-guest"
@@ -57,7 +57,7 @@ class Application:
         self._on_close = on_close
 
     def client(self, worker: int = 0) -> WorkerClient:
-        """Of one of its workers, in this process."""
+        """The client of one of its workers, in this process."""
         return WorkerClient(worker, self.config, self.ask)
 
     def ask(self, what: str, **fields: Any) -> Any:
@@ -97,7 +97,7 @@ def config_from(description: Mapping[str, Any], secret: bytes) -> ServerConfig:
     return ServerConfig(key, consistency=consistency, **given)
 
 
-WHICH, ASK, FAILED = "group.which", "group.ask", "group.failed"  # what servers ask and tell
+WHICH, ASK, FAILED = "group.which", "group.ask", "group.failed"  # servers' questions and reports
 
 
 class Applications:
@@ -109,7 +109,7 @@ class Applications:
         self._num_opened = 0
         self._open: dict[int, Application] = {}
         self._over: str | None = None  # why there are no servers any more
-        self._here: set[int] = set()  # the ranks of servers that have come
+        self._here: set[int] = set()  # the ranks of servers that have joined
         self._all_here = threading.Event()
 
     def open(
@@ -129,7 +129,7 @@ class Applications:
         return opened
 
     def end(self, why: str) -> None:
-        """The servers may go. Applications that are still open fail for that reason."""
+        """Let the servers end. Applications that are still open fail with that reason."""
         with self._lock:
             self._over = self._over or why
             opened = list(self._open.values())

@@ -18,18 +18,18 @@ class ServerConfig:
     """
     Args:
         key: the job's key, which also says whether messages are encrypted.
-        num_servers: how many serve at first; the group begins when they are all there.
+        num_servers: how many serve at first; the group begins when all of them have joined.
         num_workers: how many workers to wait for before the first one's constructor returns.
         consistency: how far workers may run apart.
         replication: how many servers hold each part; with one server there is nowhere to replicate.
         part_bytes: how large a part of a table is.
         finite_only: drop pushes with NaN or infinity in them, and count them.
-        filter: what of an update is worth sending now; the rest is held back and added up.
+        filter: decides which part of an update is sent now; the rest is held back and added up.
         half: send pushes and pulls of floats in half precision.
         expulsion: the rule by which a worker that is too slow is no longer waited for.
-        beat_seconds: how often members say that they live.
-        lost_after_seconds: of silence, before a member counts as dead; in a run, what follows from
-            its heartbeatTimeout.
+        beat_seconds: the interval of members' heartbeats.
+        lost_after_seconds: the silence after which a member counts as dead; in a run, it follows
+            from heartbeatTimeout.
         timeout_seconds: how long a worker tries before it gives up.
     """
 

@@ -1,28 +1,22 @@
-"""The workers' clocks, and the questions that a consistency model answers about them.
+"""The workers' clocks, and the consistency models, which decide what a worker may read.
 
 A worker's clock is the number of clocks that it has finished. The same small state machine runs at
-each server, fed with events: join, leave, die, clock. Those who left or died are not waited for, so
-no order of such events can block the others indefinitely. Pure: no time, no network.
+each server, fed with events: join, leave, die, clock. Workers that left or died are not waited for,
+so no order of such events can block the others indefinitely. Pure: no time, no network.
 
-Bulk-synchronous: everyone waits for everyone (Valiant 1990).
-
-The pushes of a clock are added up with their weights, in the order of the workers, and applied as
-one: the result equals synchronous SGD on the combined batch, and two runs give the same bits.
-
-Stale-synchronous: no worker runs more than s clocks ahead of the slowest (Ho et al. 2013, NIPS).
-
-A worker that has finished c clocks reads a model that has all updates of the clocks before c - s,
-of every worker, and its own of all clocks (read-my-writes); it may have later ones too. So a value
-that was read while the slowest had finished m clocks may be read again, without the servers, for as
-long as m >= c - s. The same bound holds for workers that each update a part of the model.
-
-Totally asynchronous: no waiting at all (Niu et al. 2011; Dean et al. 2012).
-
-Approximate-synchronous: only updates that matter travel (Gaia, Hsieh et al. 2017, NSDI).
-
-A worker adds up its updates of each row. Once the sum is larger than `significance` of the row's
-own size, it is pushed; until then it is held back, indefinitely if it stays small. As training
-comes to rest updates shrink, and so may the threshold: significance / sqrt(1 + decay * clock).
+- `BSP`, bulk-synchronous (Valiant 1990): all workers wait for each other. The pushes of a clock are
+  added up with their weights, in the order of the workers, and applied as one: the result equals
+  synchronous SGD on the combined batch, and two runs give the same bits.
+- `SSP`, stale-synchronous (Ho et al. 2013, NIPS): no worker runs more than s clocks ahead of the
+  slowest. A worker that has finished c clocks reads a model with all updates of the clocks before
+  c - s, of every worker, and its own of all clocks (read-my-writes); it may contain later ones. So
+  a value that was read while the slowest had finished m clocks may be read again, without the
+  servers, as long as m >= c - s. The same bound holds if each worker updates a part of the model.
+- `TAP`, totally asynchronous (Niu et al. 2011; Dean et al. 2012): no worker ever waits.
+- `ASP`, approximate-synchronous (Gaia, Hsieh et al. 2017, NSDI): only significant updates are sent.
+  A worker adds up its updates of each row, and pushes the sum once it is larger than `significance`
+  of the row's own size; until then it is held back, indefinitely if it stays small. Updates shrink
+  as training converges, and so may the threshold: significance / sqrt(1 + decay * clock).
 """
 
 from __future__ import annotations
@@ -37,10 +31,10 @@ from sparkdml.errors import ParameterError
 
 @dataclass(frozen=True)
 class Consistency(ABC):
-    """What a worker may read, given how far the slowest one is."""
+    """Decides what a worker may read, given how far the slowest one is."""
 
     # Whether the pushes of a clock are added up, in the order of the workers, and applied once
-    # when everyone has finished the clock.
+    # when all workers have finished the clock.
     aggregates = False
     # Whether the last push of a worker that is not waited for counts again where it has none.
     stands_in = False
@@ -58,7 +52,7 @@ class Consistency(ABC):
         return False
 
     def may_go_on(self, stamp: int, clock: int) -> bool:
-        """The same, while the next read is under way."""
+        """Whether it may be used again while the next read is under way."""
         return self.may_reuse(stamp, clock)
 
 
@@ -78,26 +72,26 @@ class Clocks:
 
     @property
     def slowest(self) -> int:
-        """The clock that everyone who is waited for has finished. Never goes back."""
+        """The clock that all workers that are waited for have finished. It never decreases."""
         return self._highest_slowest
 
     def clock_of(self, worker: int) -> int | None:
         return self._clocks.get(worker)
 
     def all_have_finished(self, clock: int) -> bool:
-        """Also those who are not waited for. It stays so: who joins stands beside the slowest."""
+        """Whether all have, expelled workers too. It stays true: workers join at the slowest."""
         return self._highest_slowest >= clock <= min(self._clocks.values(), default=clock)
 
     def expect(self, workers: Iterable[int], started: bool = True) -> None:
-        """These are in the group: nothing moves on before all of them were heard of here.
+        """Set the group's workers: no clock advances before all of them were heard of here.
 
-        Nor before the group has `started`: until then others may come who begin at clock 0.
+        Nor before the group has `started`: until then, other workers may join at clock 0.
         """
         self._awaited, self._started = frozenset(workers), started
         self._update()
 
     def expel(self, workers: Iterable[int]) -> None:
-        """Don't wait for these. One that is waited for again stands beside the slowest."""
+        """Don't wait for these. A readmitted worker continues at the slowest worker's clock."""
         before, self._expelled = self._expelled, frozenset(workers)
         self._update()
         for worker in before - self._expelled:
@@ -105,32 +99,32 @@ class Clocks:
                 self._clocks[worker] = max(self._clocks[worker], self._highest_slowest)
 
     def join(self, worker: int) -> int:
-        """A worker comes, or comes back: it stands beside the slowest. Returns its clock."""
+        """Let a worker join or rejoin, at the slowest worker's clock, which is returned."""
         self._clocks[worker] = self._highest_slowest
         return self._highest_slowest
 
     def finish(self, worker: int, clock: int) -> None:
-        """A worker has finished `clock` clocks; news that are older than known are ignored."""
+        """Record that a worker has finished `clock` clocks; outdated reports are ignored."""
         if worker not in self._clocks:
             self.join(worker)
         self._clocks[worker] = max(self._clocks[worker], clock)
         self._update()
 
     def leave(self, worker: int) -> None:
-        """In good order: what it has finished counts."""
+        """Let a worker leave in an orderly way: what it has finished counts."""
         last = self._clocks.pop(worker, None)
         self._awaited -= {worker}
         self._update(last)
 
     def die(self, worker: int) -> None:
-        """Keep what it pushed, but don't wait for the rest of its clock."""
+        """Record a death: what was pushed counts, and the rest of its clock is not waited for."""
         last = self._clocks.pop(worker, None)
         self._awaited -= {worker}
-        # The last one to go may have pushed in a clock that it didn't finish.
+        # The last one to leave may have pushed in a clock that it didn't finish.
         self._update(None if last is None else last + 1)
 
     def _update(self, last: int | None = None) -> None:
-        """The lowest clock; `last` if no worker is left."""
+        """Advance to the lowest clock, or to `last` if no worker is left."""
         if not self._started or not self._awaited <= self._clocks.keys():
             return
         waited_for = [c for worker, c in self._clocks.items() if worker not in self._expelled]
@@ -144,9 +138,9 @@ class BSP(Consistency):
     """Read the model after all pushes of all workers' last clock, and none of the next.
 
     Args:
-        stand_in: the last gradient of an expelled worker (see `Expulsion`) stands in for
-            the one that is missing. What it sends itself, it sends too late for its own clock: it
-            joins the next step, in place of the stand-in.
+        stand_in: whether the last gradient of an expelled worker (see `Expulsion`) is used again in
+            place of the missing one. The gradient that it sends later, too late for its own clock,
+            is added to the next step and replaces the stand-in there.
     """
 
     aggregates = True

@@ -46,7 +46,7 @@ class Downpour(ParameterServer):
         n_fetch: steps from one fetch of the model to the next.
         n_push: steps whose gradients are pushed together.
         warm_start: steps that the first worker makes alone before the others begin.
-        num_servers: tasks that serve, beside the workers: each takes a slot.
+        num_servers: the number of servers, besides the workers: each takes a slot.
         replication: how many servers hold each part.
         updater: what the servers do with gradients; None for Adagrad.
         encrypted: as in `ParameterServer`.
@@ -176,7 +176,8 @@ class DownpourTraining(ServedTraining):
         """At the first worker: let the others begin."""
         if self._gathered.steps:
             self._push()
-            self.client.flush()  # who comes back and finds WARM gathers as many steps as ever
+            # A restarted worker that finds WARM then collects the usual number of steps.
+            self.client.flush()
         self.client.push(WARM, torch.ones(1)).wait()
         self._is_warm = True
 

@@ -57,7 +57,7 @@ class Evaluator:
                 if snapshot.clock != last_clock:
                     last_clock = snapshot.clock
                     self._measure(snapshot)
-                # As long as the snapshot took: the servers are there for the workers first.
+                # Pause as long as the snapshot took: workers have priority at the servers.
                 pause = min(max(pause, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
                 if self.ctx.wait_for_the_end(pause):
                     return

@@ -2,9 +2,9 @@
 
 The rule looks at the seconds that each worker computes in a clock, not counting its waits. One that
 needs more than `slower_than` times the others' median in `after_clocks` consecutive clocks is
-expelled: the others no longer wait for it, while its pushes count as they come. After
-`readmit_after` clocks on end within the bound it is waited for again. At most half of the workers
-are expelled. Pure; kept at the driver, so that all servers expel the same ones.
+expelled: the others no longer wait for it, while its pushes count as they arrive. After
+`readmit_after` consecutive clocks within the bound it is waited for again. At most half of the
+workers are expelled. Pure; kept at the driver, so that all servers expel the same ones.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Expulsion:
     Its pushes still count. Each epoch begins with all workers.
 
     Args:
-        slower_than: times the median of the others' computing time in a clock.
-        after_clocks: how many clocks on end it must be so slow in.
-        readmit_after: how many clocks on end it must then keep up in.
+        slower_than: a multiple of the others' median computing time in a clock.
+        after_clocks: for how many consecutive clocks a worker must be slower than that.
+        readmit_after: for how many consecutive clocks it must then keep up.
     """
 
     slower_than: float = 4.0
@@ -46,7 +46,7 @@ class Watch:
     def __init__(self, rule: Expulsion) -> None:
         self._rule = rule
         self._seconds: dict[int, float] = {}
-        self._slow: Counter[int] = Counter()  # clocks on end
+        self._slow: Counter[int] = Counter()  # consecutive clocks
         self._well: Counter[int] = Counter()
         self.expelled: frozenset[int] = frozenset()
 

@@ -1,9 +1,9 @@
-"""What of an update is worth sending now (Li et al. 2014, OSDI; Gaia, Hsieh et al. 2017, NSDI).
+"""Filters: which part of an update is sent now (Li et al. 2014, OSDI; Hsieh et al. 2017, NSDI).
 
 A filter decides row by row (in a table without rows: element by element). What isn't sent is held
 back and added to the next update, so that nothing is lost in the long run. Half precision and the
 caching of keys, which change only how things are sent, are settings of the wire: `half` in
-`ServerConfig`, and `row_cache.py`.
+`ServerConfig`, and the signatures of lists of rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Filter(ABC):
 
     @abstractmethod
     def choose(self, updates: Tensor, values: Tensor | None) -> Tensor:
-        """Which rows of `updates` (rows, width) to send: a mask. `values` are the same rows'."""
+        """Return a mask of the rows of `updates` (rows, width) to send; `values` are the rows'."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Residual:
         self.sums = torch.empty((0, width), dtype=dtype)
 
     def add(self, rows: Indexes, updates: Tensor) -> None:
-        """`rows` ascend, as those here do."""
+        """Add updates of ascending `rows`."""
         if np.array_equal(rows, self.rows):
             self.sums = self.sums + updates
             return

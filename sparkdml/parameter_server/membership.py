@@ -1,8 +1,8 @@
-"""The driver's book of the group: who serves, who works, who is silent.
+"""The membership of a server group, at the driver: its servers, its workers, and which are silent.
 
-A pure core: it is told what happened and when, and says what the group is now. Members reach it by
-questions (`answer`), each of which is also a sign of life. It alone makes generations, so there is
-never a doubt who serves a part; what servers must do to make a new generation true is in `node.py`.
+Pure: it is told what happened and when, and computes the group's state. Members ask questions
+(`answer`), each of which also counts as a heartbeat. Only the membership makes generations, so it
+is always unambiguous which server serves a part; `node.py` has what servers do for a new one.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Membership:
         self._view = View(replication=replication)
         self._num_workers = config.num_workers
         self._watch = Watch(config.expulsion) if config.expulsion else None
-        self._clocks: dict[int, int] = {}  # as the workers last said
+        self._clocks: dict[int, int] = {}  # as the workers last reported
         self._waiting: dict[int, Member] = {}  # servers, before the group begins
         self._last_look = now()
         self._last_sign: dict[tuple[str, int], float] = {}
         self._settled: dict[int, int] = {}  # server_id -> generation whose copies it has handed out
-        self._barriers: dict[str, dict[int, int]] = {}  # name -> worker -> how often it came
-        self._lives: dict[int, list[int]] = {}  # worker -> the numbers of its clients, as they came
-        self._lost: set[int] = set()  # servers, since all copies were last in place
-        self.failure: str | None = None  # why the group can't go on
+        self._barriers: dict[str, dict[int, int]] = {}  # name -> worker -> how often it arrived
+        self._lives: dict[int, list[int]] = {}  # worker -> the numbers of its clients, in order
+        self._lost: set[int] = set()  # servers lost since all copies were last in place
+        self.failure: str | None = None  # why the group can't continue
         self.stopped = False
         self.events: list[dict[str, Any]] = []
 
     def use_timeouts(self, timeouts: Timeouts) -> None:
-        """Those of the run that this group is part of, in place of the config's."""
+        """Use the time-outs of the run that this group is part of, instead of the config's."""
         with self._lock:
             self._config = replace(self._config, lost_after_seconds=timeouts.server_lost)
 
@@ -53,7 +53,7 @@ class Membership:
             return self._view
 
     def answer(self, what: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to a member's question; None if it is none of ours."""
+        """Answer a member's question; None if the question is not for the membership."""
         handlers = {
             "server.join": self._join,
             "server.beat": self._beat,
@@ -69,7 +69,7 @@ class Membership:
         with self._lock:
             self._find_the_silent()
             answer = handle(dict(fields))
-            # A view is sent only to those who have an older one.
+            # A view is sent only to members that have an older one.
             known = (fields.get("generation", -1), fields.get("roster", -1))
             if known != (self._view.generation, self._view.roster) or "started" in answer:
                 answer["view"] = self._view.to_dict()
@@ -79,7 +79,7 @@ class Membership:
             return answer
 
     def check(self) -> None:
-        """Look for members that have been silent for too long; call it now and then."""
+        """Look for members that have been silent for too long; call it periodically."""
         with self._lock:
             self._find_the_silent()
 
@@ -89,7 +89,7 @@ class Membership:
             self.stopped = True
 
     def fail(self, why: str) -> None:
-        """Tell all members that the group can't go on; the first reason counts."""
+        """Tell all members that the group can't continue; the first reason counts."""
         with self._lock:
             self.failure = self.failure or why
 
@@ -141,7 +141,7 @@ class Membership:
         return {}
 
     def _promote(self) -> None:
-        """Put those who have been given all their copies onto the ring."""
+        """Put servers that have all their copies onto the ring."""
         view = self._view
         if any(self._settled.get(server_id, 0) < view.generation for server_id in view.servers):
             return
@@ -161,8 +161,8 @@ class Membership:
             if len(self._lost) >= view.replication:
                 self.failure = self.failure or (
                     f"{len(self._lost)} servers were lost before others had copies of what they "
-                    f"held, with replication={view.replication}: parts of tables may be gone. Go "
-                    "on from a checkpoint"
+                    f"held, with replication={view.replication}: parts of tables may be gone. "
+                    "Resume from a checkpoint"
                 )
         if server_id in view.members:
             self._change_servers(
@@ -246,7 +246,7 @@ class Membership:
         return {"passed": passed and self._view.started}
 
     def _show(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """To who only looks on, and is no member."""
+        """Answer a snapshot reader, which is not a member."""
         return {}
 
     # Signs of life ------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Membership:
         asleep, self._last_look = now - self._last_look > patience / 2, now
         silent = [who for who, last in self._last_sign.items() if now - last > patience]
         if asleep:
-            # The driver itself did not listen: give all members another chance.
+            # The driver itself was stalled: give all members another interval.
             self._last_sign = {
                 who: max(t, now - patience / 2) for who, t in self._last_sign.items()
             }
@@ -269,8 +269,8 @@ class Membership:
                 self._remove_worker(which, "silent")
         servers = [which for role, which in silent if role == "server"]
         if servers:
-            # One at a time: to lose two replicas at once is to lose what they hold, and the second
-            # may speak up while the first one's parts are being copied.
+            # One at a time: losing two replicas at once loses what they hold, and the second
+            # may report again while the first one's parts are being copied.
             self._remove_server(servers[0], "silent")
             for server_id in servers[1:]:
                 self._last_sign["server", server_id] = now - patience / 2

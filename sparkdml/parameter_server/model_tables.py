@@ -5,11 +5,10 @@ one are left as they are by plain SGD and by Adagrad anyway, so the result is th
 weight decay and Adam move them in a dense update; so with these an embedding goes by rows only if
 it was made with `sparse=True`, whose rows torch, too, updates when they are touched.
 
-A model's buffers on the servers, for an evaluator: BatchNorm's statistics and the like.
-
-They are no parameters: every worker has its own, and they are merged as an epoch ends. Within an
-epoch those of the first worker stand for all, as they do in data-parallel training elsewhere. It
-pushes by how much they have changed, with each gradient, so that they belong to the same clock.
+For an evaluator, the servers also hold the model's buffers, such as BatchNorm's statistics. Every
+worker has its own, and they are merged at the end of an epoch. Within an epoch those of the first
+worker stand for all, as in other data-parallel training: with each gradient it pushes how much they
+have changed, so that they belong to the same clock.
 """
 
 from __future__ import annotations
@@ -96,19 +95,19 @@ class ServedTables:
         return [client.pull(one.name, out=one.view(out)) for one in self._stretches]
 
     def layouts(self, values: Tensor, part_bytes: int) -> list[Table]:
-        """For who looks on."""
+        """Return the tables as a snapshot reader needs them."""
         return [
             Table.of(one.name, one.view(values), one.width is not None, part_bytes)
             for one in self._stretches
         ]
 
     def join(self, tables: Mapping[str, Tensor], out: Tensor) -> None:
-        """Put together what was read of each."""
+        """Assemble the parameters from the tables that were read."""
         for one in self._stretches:
             one.view(out).copy_(tables[one.name])
 
     def read_again(self, client: WorkerClient) -> bool:
-        """Whether what was last read is within the bound, of all tables."""
+        """Whether the last read of every table is within the bound."""
         return all(client.read_again(name) for name in self.names)
 
     def check(self, snapshot: Container[str]) -> None:
@@ -116,7 +115,7 @@ class ServedTables:
         missing = [name for name in self.names if name not in snapshot]
         if missing:
             raise CheckpointError(
-                f"the checkpoint's tables were cut in another way: {', '.join(missing)} is not "
+                f"the checkpoint's tables were divided differently: {', '.join(missing)} is not "
                 "among them. Use a new path"
             )
 
@@ -158,7 +157,7 @@ def _floating(module: nn.Module) -> list[Tensor]:
 
 
 class ReportedBuffers:
-    """What the first worker has told of its own."""
+    """The first worker's buffers, as far as it has pushed them."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._initial = module, flat_buffers(module)
@@ -166,7 +165,7 @@ class ReportedBuffers:
         self._client: WorkerClient | None = None
 
     def tell(self, client: WorkerClient) -> None:
-        """Before a clock ends; `client` may be another in each epoch."""
+        """Push the changes before a clock ends; each epoch may have another client."""
         if self._initial is None:
             return
         if client is not self._client:

@@ -1,14 +1,12 @@
-"""Tables cut into parts: the unit of placement, replication and recovery.
+"""Tables are cut into parts, the unit of placement, replication and recovery. Pure.
 
 A table is a matrix: a tensor of rows has its rows, any other is one column of elements. A part is a
-range of rows, small enough that a message is soon sent and a loss soon repaired.
+range of rows, small enough to be sent and replaced quickly.
 
-Who serves which key: consistent hashing with virtual nodes (Karger et al. 1997).
-
-Each server stands at many points of a circle of 64-bit numbers; a key belongs to the first server
-at or after its own point, and its replicas to the next ones that are different. So a server that
-comes or goes moves only its own share of the keys, and that spread over all others. Pure: the same
-servers give the same ring in every process.
+Consistent hashing with virtual nodes (Karger et al. 1997) assigns parts to servers: each server has
+many points on a ring of 64-bit numbers; a key belongs to the first server at or after its own
+point, and its replicas to the next different ones. So a server that joins or leaves moves only its
+share of the keys, spread over all others. The same servers give the same ring in every process.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ VIRTUAL_NODES = 64
 
 
 def point_of(text: str) -> int:
-    """Where a text stands on the circle. Python's own hash() differs from process to process."""
+    """Return a text's point on the ring. Python's own hash() differs between processes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -102,7 +100,7 @@ class Table:
 
     @cached_property
     def layout(self) -> int:
-        """A signature: tables of one name that differ in anything have different ones."""
+        """A signature: tables with the same name but different layouts have different ones."""
         return point_of(str(sorted(self.to_dict().items())))
 
     @cached_property
@@ -125,7 +123,7 @@ class Table:
         return start, min(start + self.part_rows, self.num_rows)
 
     def num_bytes(self, part: int, rows: Tensor | None) -> int:
-        """Of a part, or of some of its rows."""
+        """Return the size of a part, or of some of its rows, in bytes."""
         start, stop = self.range(part)
         count = stop - start if rows is None else len(rows)
         return count * self.width * self.dtype.itemsize
@@ -168,7 +166,7 @@ class Table:
 
 
 def place_of(key: Key) -> int:
-    """Where a part stands on the ring."""
+    """Return a part's point on the ring."""
     return point_of(f"part {key[0]} {key[1]}")
 
 

@@ -34,7 +34,7 @@ def serve_until_the_end(ctx: Context, config: ServerConfig) -> None:
         return ctx.ask(what, **fields)
 
     serve(ctx.rank, config, ask, ctx.host, on_start=reporter.watch)
-    reporter.tell()  # the last words: the driver listens until this task is done
+    reporter.tell()  # the final counts: the driver listens until this task is done
 
 
 class Reporter:

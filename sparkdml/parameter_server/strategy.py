@@ -62,34 +62,34 @@ class ParameterServer(Strategy):
     the ends of epochs.
 
     Args:
-        num_servers: tasks that serve, beside the workers: each takes a slot.
+        num_servers: the number of servers, besides the workers: each takes a slot.
         consistency: how far workers may run apart within an epoch: `BSP()`, `SSP(staleness)`,
             `ASP(significance)` or `TAP()`.
         replication: how many servers hold each part, so that none is lost with a server.
         updater: what the servers do with gradients; None takes the settings of the estimator's
             optimizer, which must be torch's SGD, Adagrad or Adam.
-        encrypted: whether messages are encrypted; None where Spark's settings ask for it. They
-            are authenticated always.
+        encrypted: whether messages are encrypted; None: if Spark's settings ask for it. They are
+            always authenticated.
         timeout_seconds: how long a worker tries to reach a server before it gives up.
-        leased: whether rows are leased to workers bit by bit, so that a slow one trains on fewer of
-            them; each comes once an epoch. (A run that was stopped within an epoch resumes with
-            as many rows as were left, but perhaps not with the same.) For `ASP` and `TAP`: under
-            the others, workers wait for the slowest whatever it trains on.
+        leased: whether rows are leased to workers in small portions, so that a slow worker trains
+            on fewer of them; each row is used once per epoch. (A run that was stopped within an
+            epoch resumes with as many rows as were left, but perhaps not with the same ones.) For
+            `ASP` and `TAP`: under the others, workers wait for the slowest in any case.
         expulsion: `Expulsion(…)`: a worker that stays far slower than the others is no longer
             waited for, until it keeps up again. For `BSP` and `SSP`; None waits for all workers.
-            With `BSP(stand_in=True)` its last gradient counts again where it has none.
-        overlap: whether a worker continues with its current model, after its own last step on it,
-            while the next one is on its way: within the bound of `SSP`, always under `ASP` and
-            `TAP`. None: where the servers use SGD without momentum, whose steps a worker can make
-            by itself.
-        evaluator: whether one more task, which takes a slot, measures the rows that `validation=`
-            holds out while the workers train: again and again it takes a snapshot of the model
-            that is one over all servers, with every worker's pushes of its first c clocks and no
-            others. No worker waits for it. Its results are events of the kind `evaluation`,
-            and stands in `fitted.history.evaluations`; the epochs' own `val_loss` is measured by
-            the workers, on the model at the epoch's end.
-        servers: a group of servers that runs already, in place of `num_servers` of its own; other
-            runs may use it at the same time.
+            With `BSP(stand_in=True)` its last gradient is used again if it has sent none.
+        overlap: whether a worker continues with its current model, after applying its own last step
+            to it, while the next model is being pulled: within the bound of `SSP`, always under
+            `ASP` and `TAP`. None: if the servers use SGD without momentum, whose steps a worker can
+            make by itself.
+        evaluator: whether one more task, which takes a slot, evaluates the rows that `validation=`
+            holds out while the workers train. It repeatedly takes a snapshot of the model that is
+            consistent over all servers: with every worker's pushes of its first c clocks and no
+            others. No worker waits for it. Its results are events of the kind `evaluation`, and
+            are in `fitted.history.evaluations`; the epochs' own `val_loss` is measured by the
+            workers, on the model at the epoch's end.
+        servers: a `ServerGroup` to use, instead of starting `num_servers` servers; other runs may
+            use it at the same time.
     """
 
     columns = (WAIT_SECONDS, STALENESS)
@@ -182,7 +182,7 @@ class ParameterServer(Strategy):
             raise ParameterError(
                 "callbacks",
                 "LearningRateSchedule",
-                "left out where updater= is given, whose learning rate it would not change",
+                "left out if updater= is given, whose learning rate it would not change",
             )
         if getattr(task.loss, "reduction", None) == "sum":
             raise ParameterError(
@@ -244,7 +244,7 @@ class ParameterServer(Strategy):
         return {**self.__dict__, "servers": None}  # which stay at the driver
 
     def __repr__(self) -> str:
-        """What a run's states depend on: an evaluator may come to a run that goes on."""
+        """What a run's states depend on: a resumed run may add an evaluator."""
         return (
             f"{type(self).__name__}(num_servers={self.num_servers}, "
             f"consistency={self.consistency!r}, replication={self.replication}, "

@@ -1,8 +1,8 @@
-"""Who serves and who works, as the driver last said: a value that all members pass around.
+"""A view of the group: its servers and workers, as the driver last published them. Immutable.
 
 `generation` counts the changes among the servers, `roster` those among the workers. A server that
-comes while the group is running first stands beside the ring, as `joining`: it is given copies of
-the parts that it will own, and is put onto the ring when it has them all.
+starts while the group is running is first `joining`: it is not yet on the ring, receives copies of
+the parts that it will own, and is put onto the ring when it has all of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class View:
         return {}
 
     def replicas(self, key: Key) -> tuple[int, ...]:
-        """Who holds a part: who serves it, then its replicas, then those who learn it."""
+        """Return a part's primary, then its replicas, then joining servers that copy it."""
         found = self._replicas.get(key)
         if found is None:
             point = place_of(key)

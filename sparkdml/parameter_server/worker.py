@@ -76,7 +76,7 @@ class ServedTraining:
     def __init__(self, strategy: Settings, training: Training) -> None:
         self.strategy, self.training, self.task = strategy, training, training.task
         ctx = self.ctx = training.ctx
-        # A slow worker is waited for as long as it takes: who is lost for good ends the run.
+        # No time-out: slow workers are waited for, and a worker lost for good ends the run.
         self.comm = DriverCommunicator(ctx.rank, ctx.size, self._ask_driver, math.inf)
         ctx.use_communicator(self.comm)
         self.leases = ctx.leases if strategy.leased else None
@@ -225,7 +225,7 @@ class ServedTraining:
         """Begin it together; False if another worker knows that the run is to end."""
         if not self._agree_to_continue(epoch.number):
             return False
-        if not self._is_told:  # else an earlier attempt has told of it
+        if not self._is_told:  # else an earlier attempt has reported it
             start = Place(epoch.number, 0, self.training.step)
             if start != self.progress.place:
                 self.progress.tell(self.client, start, mark_of_start(start.step))
@@ -240,7 +240,7 @@ class ServedTraining:
         sums_before = self._sums_before
         if self._snapshot is not None:
             self.comm.begin("a checkpoint")  # which no worker enters that has trained since
-            # Once only: who comes back after the barrier must not undo what the others have done.
+            # Once only: a worker restarted after the barrier must not undo what the others did.
             if not self.ctx.rank and not self.ctx.ask("restored", done=False):
                 self.tables.check(self._snapshot)
                 self.client.restore(self._snapshot)

@@ -11,10 +11,10 @@ __all__ = ["ClassificationParams", "PredictionParams", "TrainingParams"]
 
 
 class TrainingParams(PredictionParams, ObjectiveParams, DataParams, RunParams, WatchParams):
-    """All that an estimator has."""
+    """All Params of an estimator."""
 
     def label_column(self) -> str | None:
-        """The targets' column; an objective of one's own may need none."""
+        """The targets' column; a custom objective may need none."""
         if self.value("step") is not None and not self.isSet("labelCol"):
             return None
         name: str = self.value("labelCol")

@@ -1,4 +1,7 @@
-"""Converters of plain values of Params: each checks a value, and its error names the Param."""
+"""Converters of plain values of Params: each checks a value, and its error names the Param.
+
+Driver only; pure.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def flag(name: str) -> Converter:
 
 
 def columns(name: str) -> Converter:
-    """A list of columns' names."""
+    """Convert to a list of columns' names."""
 
     def convert(value: Any) -> list[str]:
         names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
@@ -89,7 +92,7 @@ def columns(name: str) -> Converter:
 
 
 def flag_or_arguments(name: str, of: str) -> Converter:
-    """True, False, or the keyword arguments of a function."""
+    """Convert True, False, or the keyword arguments of a function."""
 
     def convert(value: Any) -> bool | dict[str, Any]:
         if isinstance(value, bool):

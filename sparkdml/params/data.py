@@ -8,7 +8,7 @@ from sparkdml.params.param import BY_LONE_WORKERS, AccessibleParams, Fingerprint
 
 
 class DataParams(AccessibleParams):
-    """Which rows, how often, and what is done to a batch only in training."""
+    """Which rows are used, how they are sampled, and what changes a batch only in training."""
 
     validation = param(
         "validation",

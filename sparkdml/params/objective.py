@@ -25,7 +25,7 @@ from sparkdml.warm_start import to_warm_start
 
 
 class ObjectiveParams(AccessibleParams):
-    """What is trained, towards what, and how."""
+    """What is trained, with which objective, and how."""
 
     model = param(
         "model",

@@ -1,4 +1,4 @@
-"""How Params that hold modules, functions and our own objects are checked."""
+"""Converters of Params that hold modules, functions and sparkdml's own objects. Driver only."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def to_columns(value: Any) -> str | list[str]:
 
 
 def to_model(value: Any) -> Any:
-    """One source of a module, or a dict of them by name."""
-    allowed = "an nn.Module, or a function of no arguments that makes one, or a dict of such"
+    """Convert the source of a module, or a dict of sources by name."""
+    allowed = "an nn.Module, a function of no arguments that returns one, or a dict of these"
     if isinstance(value, Mapping):
         _check_module_names("model", value, allowed)
         for name, source in value.items():
@@ -42,7 +42,7 @@ def to_model(value: Any) -> Any:
 
 
 def to_optimizer(value: Any) -> Any:
-    """A function that makes an optimizer, or a dict of them by the module's name."""
+    """Convert a function that makes an optimizer, or a dict of them by the module's name."""
     if isinstance(value, Mapping):
         _check_module_names("optimizer", value, "a dict of functions by the modules' names")
         return {name: _optimizer(f"optimizer[{name!r}]", value[name]) for name in value}
@@ -55,7 +55,7 @@ def _optimizer(name: str, value: Any) -> Any:
             name,
             type(value).__name__,
             "a function that takes the parameters and makes an optimizer, since each worker has "
-            "parameters of its own",
+            "its own parameters",
             f"For instance functools.partial(torch.optim.{type(value).__name__}, lr=0.1).",
         )
     return function(name, "a function that takes the parameters and makes an optimizer")(value)
@@ -65,15 +65,15 @@ def _check_module_names(parameter: str, value: Mapping[Any, Any], allowed: str) 
     if not value:
         raise ParameterError(parameter, value, allowed)
     for name in value:
-        # What nn.ModuleDict takes, and attribute access can reach.
+        # Names that nn.ModuleDict accepts, and that attribute access can reach.
         if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
             raise ParameterError(
-                parameter, name, "named by identifiers that nn.ModuleDict has no attribute of"
+                parameter, name, "named by identifiers that aren't attributes of nn.ModuleDict"
             )
 
 
 def to_metrics(value: Any) -> dict[str, Any] | list[str]:
-    """Functions by name; with step=, the names of the values that it returns."""
+    """Convert functions by name, or with step= the names of the values that it returns."""
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) and callable(metric) for name, metric in value.items()):
             raise ParameterError(
@@ -106,7 +106,7 @@ def to_predict(value: Any) -> Any:
 
 
 def to_thresholds(value: Any) -> list[float]:
-    """As Spark's own classifiers have it: one for each class, at most one of them 0."""
+    """Convert thresholds as Spark's own classifiers do: one per class, at most one of them 0."""
     allowed = "a list of numbers of at least 0, one for each class, at most one of them 0"
     numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not numbers or not all(

@@ -1,8 +1,8 @@
-"""The definition of a Param: all that is known of it stands where it is defined.
+"""The definition of a Param, which holds everything about it in one place. Driver only.
 
-Its converter, its default, whether it belongs to a run's fingerprint, which strategies refuse it,
-and whether a saved estimator holds it as an object. Estimators derive their defaults, fingerprints,
-refusals and saved files from the definitions. Driver only.
+It has the converter, the default, whether the Param is part of the fingerprint, which strategies
+refuse it, and whether a saved estimator holds it as an object. Estimators derive their defaults,
+fingerprints, refusals and saved files from the definitions.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def param(
     Args:
         name: in camelCase, as Spark ML names its own.
         doc: a line for `explainParams()` and docs/reference.md.
-        convert: checks a value, and returns it as it is kept.
+        convert: checks a value, and returns the one to keep.
         fingerprint: whether the states of a run depend on the value.
         described_by: makes the text of the fingerprint.
-        default: the value of a Param that is not set; left out, it has none.
-        default_factory: makes the default, where stages must not share one.
+        default: the value if the Param is not set; without it, the Param has no default.
+        default_factory: makes the default, if stages must not share one.
         refused: which strategies refuse any value but the default.
-        is_object: whether a saved stage holds it by reference or in files of its own, not as JSON.
+        is_object: whether a saved stage holds it by reference or in separate files, not as JSON.
     """
     made = DefinedParam(Params._dummy(), name, doc, convert)
     made.fingerprint, made.described_by = fingerprint, described_by
@@ -108,12 +108,12 @@ class AccessibleParams(Params):
             _add_accessors(cls, name)
 
     def value(self, name: str) -> Any:
-        """A Param's value, or None if it has none."""
+        """Return a Param's value, or None if it has none."""
         param = self.getParam(name)
         return self.getOrDefault(param) if self.isDefined(param) else None
 
     def _set_defaults(self) -> None:
-        """For the constructor of a stage."""
+        """Set the defaults of all Params; called by a stage's constructor."""
         makers = {one.name: one.make_default for one in definitions(type(self))}
         self._setDefault(**{name: make() for name, make in makers.items() if make is not None})
 
@@ -122,9 +122,10 @@ class AccessibleParams(Params):
         return value is not None and value != default
 
     def _fingerprint(self, resolved: Mapping[str, Any]) -> dict[str, str]:
-        """What the states of a run depend on; `resolved` has values that differ from the Params'.
+        """Return what the states of a run depend on.
 
-        The values are those of the run: the model as it was built, the columns as they are read.
+        `resolved` has the run's values where they differ from the Params': the model as it was
+        built, the columns as they are read.
         """
         found = {}
         for one in definitions(type(self)):
@@ -136,7 +137,7 @@ class AccessibleParams(Params):
         return found
 
     def _check_strategy(self, strategy: Strategy) -> None:
-        """Raise a ParameterError for a Param that is used, and that the strategy refuses."""
+        """Raise a ParameterError for a Param that is set and that the strategy refuses."""
         for one in definitions(type(self)):
             value = self.value(one.name)
             if one.refused is not None and self._is_used(one, value):
@@ -144,7 +145,7 @@ class AccessibleParams(Params):
 
 
 def definitions(kind: type[Params]) -> Iterator[DefinedParam]:
-    """Those of a class and its bases, by name."""
+    """Return the definitions of a class and its bases, by name."""
     for name in sorted(dir(kind)):
         value = getattr(kind, name)
         if isinstance(value, DefinedParam):

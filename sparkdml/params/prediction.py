@@ -1,4 +1,4 @@
-"""Params that a fitted model has, too: columns, types, and what prepares the rows."""
+"""Params that a fitted model has as well: columns, types, and what prepares the rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparkdml.params.param import AccessibleParams, Fingerprint, param
 
 
 class PredictionParams(AccessibleParams):
-    """What a fitted model needs to know, too."""
+    """Params that estimators and fitted models share."""
 
     featuresCol = param(
         "featuresCol",
@@ -39,7 +39,7 @@ class PredictionParams(AccessibleParams):
     )
     outputCols = param(
         "outputCols",
-        "columns that transform adds in place of predictionCol: one for each of several outputs",
+        "columns that transform adds instead of predictionCol: one for each of several outputs",
         columns("outputCols"),
         fingerprint=Fingerprint.NEVER,
     )
@@ -53,7 +53,7 @@ class PredictionParams(AccessibleParams):
     )
     batchSize = param(
         "batchSize",
-        "rows a worker takes through the model at once",
+        "rows that a worker processes at once",
         whole("batchSize", 1),
         default=64,
         fingerprint=Fingerprint.ALWAYS,
@@ -68,15 +68,15 @@ class PredictionParams(AccessibleParams):
     )
     preprocess = param(
         "preprocess",
-        "function (Arrow record batch) -> columns by name (arrays, tensors), on the worker, once a "
-        "row, before training and in transform",
+        "function (Arrow record batch) -> columns by name (arrays, tensors), called on the worker "
+        "once per row, before training and in transform",
         function("preprocess", "a function of an Arrow record batch that returns columns by name"),
         fingerprint=Fingerprint.WHEN_USED,
         is_object=True,
     )
     inputCols = param(
         "inputCols",
-        "columns, of any type, that preprocess is given; unset: those of features, label and "
+        "columns, of any type, that preprocess is given; default: those of features, label and "
         "weight that the DataFrame has",
         columns("inputCols"),
         fingerprint=Fingerprint.WHEN_USED,
@@ -96,7 +96,7 @@ class PredictionParams(AccessibleParams):
 
 
 class ClassificationParams(AccessibleParams):
-    """Of classifiers, and named as Spark's own name them."""
+    """Params of classifiers, named as in Spark's own."""
 
     rawPredictionCol = param(
         "rawPredictionCol",

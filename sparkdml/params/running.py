@@ -1,4 +1,4 @@
-"""Params of where a run's workers are, what they survive, and how it is watched."""
+"""Params of a run: its workers, its reaction to failures, its observers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = "a number of seconds above 0"
 
 
 class RunParams(AccessibleParams):
-    """Workers, failures, interruptions."""
+    """Params of workers, failures and interruptions."""
 
     numWorkers = param(
         "numWorkers",
@@ -94,7 +94,7 @@ class RunParams(AccessibleParams):
 
 
 class WatchParams(AccessibleParams):
-    """What is seen of a run."""
+    """Params of what a run shows and logs."""
 
     timeline = param(
         "timeline",

@@ -56,9 +56,9 @@ def test_good_plans_pass():
 SHARED = nn.Linear(2, 2)
 
 BAD = [
-    (lambda: supervised(step=autoencoder_step), "step must be left out where loss= is given"),
+    (lambda: supervised(step=autoencoder_step), "step must be left out if loss= is given"),
     (lambda: make_plan(), "loss must be given, or step= in its place"),
-    (lambda: gan_plan(step=None, loss=nn.MSELoss()), "only step= knows how several modules meet"),
+    (lambda: gan_plan(step=None, loss=nn.MSELoss()), "only step= can combine several modules"),
     (lambda: supervised(metrics=["kl"]), "a list of names goes with step="),
     (lambda: gan_plan(metrics={"a": max}), "with step= a list of the names"),
     (

@@ -303,7 +303,7 @@ class Sender:
             raise CommunicationError(
                 f"a part of a table could not be found on any server for "
                 f"{self._config.timeout_seconds:g} s (timeout_seconds): it was lost with more "
-                "servers than there are replicas. Go on from a checkpoint"
+                "servers than there are replicas. Resume from a checkpoint"
             )
         if entry.status in (Status.GAP, Status.ROWS_UNKNOWN):
             self._retries.setdefault(key, now)
