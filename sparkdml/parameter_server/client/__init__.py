@@ -1,1 +1,1 @@
-"""A worker's end: tables cut into parts, requests under way, what was read."""
+"""A worker's client of the servers: tables cut into parts, requests in flight, cached reads."""

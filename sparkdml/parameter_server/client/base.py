@@ -1,10 +1,10 @@
-"""What a worker sees of the servers: a client with push, pull and a clock.
+"""The interface that a worker has to the servers: a client with push, pull and a clock.
 
 A table is a named tensor. `rows=True` makes it a table of rows (an embedding, a factor matrix), of
-which single rows can be pushed and pulled; others travel whole, though they are cut into parts for
-the servers all the same. What a push means is the table's updater: `Add()` adds it, an optimizer
-(`SGD`, `Adagrad`, `Adam`, see `optimizers.py`) takes it as a gradient: the sum over some examples,
-with their number as `weight`.
+which single rows can be pushed and pulled; other tables are pushed and pulled whole, though they
+are divided into parts for the servers too. The table's updater decides what a push means: `Add()`
+adds it; an optimizer (`SGD`, `Adagrad`, `Adam`, see `optimizers.py`) takes it as a gradient: the
+sum over some examples, with their number as `weight`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ask(Protocol):
 
 
 class Ticket(Protocol[Result]):
-    """Something under way. `wait` returns what came of it, or raises what went wrong."""
+    """An operation in flight. `wait` returns its result, or raises its error."""
 
     def wait(self, timeout_seconds: float | None = None) -> Result: ...
 
@@ -42,7 +42,7 @@ class Ticket(Protocol[Result]):
 
 
 class Client(Protocol):
-    """One worker's end. Everything but `wait` returns at once; a thread of its own does the rest.
+    """One worker's client. All calls that return tickets return at once; a thread does the rest.
 
     Pushes and pulls of one client reach a table in the order of the calls, so a pull sees this
     worker's own pushes (but for those that the consistency model holds back until the clock).
@@ -64,10 +64,10 @@ class Client(Protocol):
         updater: Updater | None = None,
         exact: bool = False,
     ) -> None:
-        """Make the table, unless it is there already: the first to come wins. Waits.
+        """Create the table unless it exists: the first worker's value wins. Waits.
 
-        Of an `exact` table every push travels at once and in full precision, whatever filter or
-        consistency model there is.
+        Every push to an `exact` table is sent at once and in full precision, whatever the filter or
+        the consistency model.
         """
         ...
 
@@ -88,31 +88,31 @@ class Client(Protocol):
         ...
 
     def clock(self) -> int:
-        """Finish a clock: all own pushes are on the servers, and the others may count on them.
+        """Finish a clock: all own pushes are on the servers, where other workers can read them.
 
-        Waits for the acknowledgements of this worker's pushes, not for other workers: it is the
-        next pull that waits for them, as far as the consistency model asks it to.
+        Waits for the acknowledgements of this worker's pushes, not for other workers: the next pull
+        waits for them, as far as the consistency model requires.
         """
         ...
 
     def barrier(self) -> None:
-        """Wait until all workers that are alive have come here."""
+        """Wait until all workers that are alive have reached the barrier."""
         ...
 
     def set_optimizer(self, updater: Updater, names: Sequence[str] | None = None) -> None:
-        """Set the updater of these tables, or of all. What it remembers is kept if it fits."""
+        """Set the updater of these tables, or of all. Its state is kept if it fits."""
         ...
 
     def snapshot(self) -> Mapping[str, Mapping[str, Any]]:
-        """All tables with what their updaters remember, as of one clock: for a checkpoint."""
+        """Return all tables with their updaters' state, as of one clock: for a checkpoint."""
         ...
 
     def restore(self, snapshot: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put a snapshot back, whatever the servers hold now."""
+        """Restore a snapshot, whatever the servers hold now."""
         ...
 
     def close(self) -> None:
-        """Finish what is under way, and leave: the others no longer wait for this worker."""
+        """Finish what is in flight, and leave: the others no longer wait for this worker."""
         ...
 
     def abort(self) -> None:

@@ -1,6 +1,7 @@
-"""A worker's end: tables are cut into parts here, and put together again.
+"""The client of a worker: it divides tables into parts, and assembles them again.
 
-The calls return tickets; the sender's thread carries out the requests during computation.
+Called on the worker's threads. Calls return tickets; the sender's thread sends the requests and
+receives the answers during computation.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class WorkerClient(Client):
         if not self._sender.greeted.wait(self._config.timeout_seconds):
             raise CommunicationError(
                 f"worker {self.worker} found no servers within "
-                f"{self._config.timeout_seconds:g} s (timeout_seconds). Have all "
-                f"{self._config.num_servers} servers started, and can they be reached from here?"
+                f"{self._config.timeout_seconds:g} s (timeout_seconds). Check that all "
+                f"{self._config.num_servers} servers have started, and that this host reaches them"
             )
         if self._sender.error is not None:
             raise self._sender.error
@@ -104,10 +105,10 @@ class WorkerClient(Client):
         weight: float = 1.0,
         mark: int = 0,
     ) -> Ticket[None]:
-        """See `Client.push`. With a `mark` it counts once in the worker's lives taken together.
+        """See `Client.push`. With a `mark` a push counts once, even if the worker is restarted.
 
-        Of one worker's marks to a table each must be larger than the last; one that is not does
-        nothing, in those parts of the table that have had it.
+        A worker's marks to a table must increase; a push with an old mark does nothing in those
+        parts of the table that have had it.
         """
         known = self._book.find(name)
         table = known.table
@@ -131,9 +132,9 @@ class WorkerClient(Client):
     def _entries(
         self, known: Known, value: Tensor, indexes: Indexes | None, weight: float
     ) -> list[Entry]:
-        """What of a push goes to which parts, now."""
+        """Return what of a push is sent to which parts now."""
         table, updater, exact = known.table, known.updater, known.exact
-        # Parts that a push has no rows for must still hear of its weight.
+        # Parts without rows in this push must still receive its weight.
         all_parts = self._config.consistency.aggregates and not updater.additive
         if self._update_filter is not None and not exact:
             named, matrix = self._update_filter.sift(
@@ -235,11 +236,11 @@ class WorkerClient(Client):
             self._sender.submit(requests)
 
     def stamp(self, name: str) -> int | None:
-        """Where the slowest worker was when a whole table was last read."""
+        """The slowest worker's clock when a whole table was last read."""
         return self._reads.stamp(self._book.find(name).table)
 
     def read_again(self, name: str) -> bool:
-        """Whether what was last read of a whole table will do while the next read is under way.
+        """Whether the last read of a whole table may be used while the next one is in flight.
 
         It lacks what this worker has pushed since.
         """
@@ -264,9 +265,9 @@ class WorkerClient(Client):
         return self.clock_behind()
 
     def clock_behind(self) -> int:
-        """Finish a clock as soon as the servers hold all that was pushed, and don't wait for it.
+        """Finish a clock once the servers hold all that was pushed, without waiting for that.
 
-        The next reads are of the new clock; they see this worker's own pushes, as always.
+        Later reads are of the new clock; they see this worker's own pushes, as always.
         """
         self._check()
         self._sender.busy_seconds = self._computed_seconds()
@@ -276,7 +277,7 @@ class WorkerClient(Client):
         return clock
 
     def _computed_seconds(self) -> float:
-        """Since the last clock, without the waits."""
+        """The seconds since the last clock, without the waits."""
         now, waited = time.monotonic(), self.stats.wait_seconds
         seconds = max(0.0, now - self._clock_began - (waited - self._waited))
         self._clock_began, self._waited = now, waited

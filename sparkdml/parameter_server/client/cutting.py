@@ -1,4 +1,4 @@
-"""Tensors into the parts of a table, and back. Pure."""
+"""Divides tensors into the parts of a table, and assembles them again. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cut_whole(table: Table, value: Tensor) -> list[Entry]:
 
 
 def add_up_rows(table: Table, value: Tensor, rows: Indexes) -> tuple[Indexes, Tensor]:
-    """Each row once, in ascending order: what is said of a row more than once is added up."""
+    """Return each row once, in ascending order, with the sum of its values."""
     if not table.by_row:
         raise ParameterError("rows", "given", "None, as the table was made without rows")
     if value.shape != (len(rows), *table.shape[1:]):
@@ -55,7 +55,7 @@ def add_up_rows(table: Table, value: Tensor, rows: Indexes) -> tuple[Indexes, Te
 
 
 def cut_rows(table: Table, named: Indexes, matrix: Tensor, all_parts: bool) -> list[Entry]:
-    """Entries for the parts that have some of the rows, or for all."""
+    """Return entries for the parts that have some of the rows, or for all parts."""
     entries = {}
     for part, stretch in table.split_rows(named):
         start = table.range(part)[0]
@@ -70,7 +70,7 @@ def cut_rows(table: Table, named: Indexes, matrix: Tensor, all_parts: bool) -> l
 
 
 class Gathering:
-    """Where the parts of a pull go: a tensor of the table's shape, or of the rows asked for."""
+    """The result of a pull: a tensor of the table's shape, or of the requested rows."""
 
     def __init__(self, table: Table, wanted: Indexes | None, out: Tensor | None) -> None:
         self.entries: list[Entry] = []
@@ -106,7 +106,7 @@ class Gathering:
             self._places.append((torch.from_numpy(where), torch.from_numpy(chosen)))
 
     def fill(self, index: int, values: Tensor) -> None:
-        """Put what came for `entries[index]` where it belongs."""
+        """Copy the answer to `entries[index]` into the result."""
         matrix, place = self._matrix, self._places[index]
         values = values.view(-1, matrix.shape[1]).to(matrix.dtype)
         if isinstance(place, slice):

@@ -1,8 +1,8 @@
-"""Workers of one host as one: their updates are added up before they cross the network.
+"""Merges the workers of one host: their updates are added up before they cross the network.
 
-A tree of two levels (item by item the same sum, with fewer and no larger messages): the ranks of a
-host reduce their pushes by the host's own communicator, in rank order, and the first one alone is a
-worker for the servers; what it pulls, it hands out. Sums of gradients and sums of weights are
+This is a tree of two levels, with the same sums in fewer and no larger messages: the ranks of a
+host reduce their pushes through the host's communicator, in rank order, and the first rank alone is
+a worker to the servers; it broadcasts what it pulls. Sums of gradients and sums of weights are
 merged, never means. All ranks of the host make the same calls in the same order.
 """
 
@@ -81,7 +81,7 @@ class MergingClient(Client):
     def pull(
         self, name: str, rows: Rows | None = None, out: Tensor | None = None
     ) -> Ticket[Tensor]:
-        """The whole table; or this rank's own rows, of those that the host needs in common."""
+        """Pull the whole table, or this rank's rows from those that the host's ranks need."""
         table = self._table(name)
         if rows is None:
             under_way = None if self._client is None else self._client.pull(name)
@@ -148,7 +148,7 @@ class MergingClient(Client):
 
 
 class _Later:
-    """Something that the ranks do together when they wait for it."""
+    """An operation that the ranks carry out together when they wait for it."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -159,7 +159,7 @@ class _Later:
         return self._result is not None
 
     def wait(self, timeout_seconds: float | None = None) -> Tensor:
-        """A collective: the communicator's own patience counts, not `timeout_seconds`."""
+        """Run the collective: the communicator's time-out applies, not `timeout_seconds`."""
         if self._result is None:
             self._result = self._call()
         return self._result

@@ -1,7 +1,7 @@
-"""What a client has read: to read it again within the bound, and to tell what is significant.
+"""A client's cache of what it has read: for reads within the bound, and for filters. Pure.
 
-Reading one's own writes: an update that adds is added to what was read here too; after any other
-push the table is read from the servers again.
+A client reads its own writes: an update that adds is also added to the cached values; after any
+other push the table is read from the servers again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ReadCache:
     def read(
         self, table: Table, rows: Indexes | None, out: Tensor, stamp: int, read: object
     ) -> None:
-        """A read is over. It counts as fresh if nothing was pushed since it began."""
+        """Store a finished read. It counts as fresh if nothing was pushed since it began."""
         if rows is None:
             self._stamps[table.name] = stamp
         if not self.keep_values:
@@ -94,7 +94,7 @@ class ReadCache:
         return self._seen.get(table.name)
 
     def stamp(self, table: Table) -> int | None:
-        """Of the last read of a whole table."""
+        """The stamp of the last read of a whole table."""
         return self._stamps.get(table.name)
 
     def forget(self, table: Table) -> None:

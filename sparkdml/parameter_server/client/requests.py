@@ -1,6 +1,6 @@
-"""Something under way on another thread, and how its caller waits for it.
+"""A client's requests, its connections with the requests in flight, and the callers' tickets.
 
-A client's requests, and its connections with what is under way on them.
+The caller's thread waits for a ticket; the sender's thread completes it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PartsTicket(Generic[Result]):
         return self._error
 
     def wait_a_little(self, seconds: float) -> bool:
-        """Whether it is done by then."""
+        """Whether it is done by the deadline."""
         start = time.monotonic()
         done = self._event.wait(seconds)
         if self._stats is not None:
@@ -104,7 +104,7 @@ class Outstanding:
         ticket.when_done(lambda: self._remove(ticket.error))
 
     def when_none(self, call: Callable[[], None]) -> None:
-        """Call it, on some thread, once there is none; never, if one has failed."""
+        """Call a function, on any thread, once all tickets are done; never if one has failed."""
         with self._changed:
             if self._count:
                 self._callbacks.append(call)
@@ -151,17 +151,17 @@ class Request:
     finished: bool = False
     trouble_since: float | None = None
     signature: int = 0  # of its rows, where these are many
-    answer_bytes: int = 0  # how much will come back
+    answer_bytes: int = 0  # the size of the answer
 
     @property
     def size(self) -> int:
-        """Of the tensors, there or back: many small messages overlap better than a large one."""
+        """The tensors' size, sent or received: small messages overlap better than a large one."""
         values = self.entry.values
         return self.answer_bytes + (0 if values is None else values.nbytes)
 
 
 class ServerConnection:
-    """A connection, and what is under way on it."""
+    """A connection, and the requests in flight on it."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox

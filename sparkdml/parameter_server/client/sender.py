@@ -56,7 +56,7 @@ class Sender:
         self._new_view: View | None = None
         self._clock = 0
         self.busy_seconds = 0.0  # that the last clock took, without its waits
-        self.moved_on = 0  # the clock that the others have left us behind at
+        self.moved_on = 0  # the clock to continue at after an expulsion
         self.start_clock: int | None = None  # where this worker begins; known after the greeting
         self.greeted = threading.Event()
         self._news = threading.Event()
@@ -81,7 +81,7 @@ class Sender:
             request.failed(error)
 
     def report_clock(self, clock: int) -> None:
-        """Let every server know, and go on telling those that don't answer."""
+        """Tell every server, and repeat it to those that don't answer."""
         self._clock = max(self._clock, clock)
         self._watcher.wake()
 
@@ -135,7 +135,7 @@ class Sender:
             if answer is not None and answer.get("failed"):
                 self.give_up(CommunicationError(answer["failed"]))
             elif answer is not None:
-                # One that was taken for dead comes back under its number: its pushes still count.
+                # A client that was declared dead rejoins with its number: its pushes still count.
                 what = "server.worker_join" if answer.get("expelled") else "server.worker_beat"
             if what == "server.worker_beat":
                 self._news.wait(self._config.beat_seconds)
@@ -172,7 +172,7 @@ class Sender:
                 )
                 self._watcher.add(self._connections[server_id].outbox.socket)
         for connection in self._connections.values():
-            connection.clock_told = -1  # a server that took us for dead must hear of us again
+            connection.clock_told = -1  # a server that declared us dead must hear from us again
         # Parts may have moved between servers that are both alive.
         if old.servers and view.servers and view.generation != old.generation:
             for key in self._lanes:
@@ -314,7 +314,7 @@ class Sender:
     # Losses -------------------------------------------------------------------------------------
 
     def _keep_in_touch(self) -> None:
-        """Tell the clock; ask servers that owe an answer whether they have had everything."""
+        """Report the clock; ask servers with unanswered requests what they have received."""
         now = time.monotonic()
         for connection in self._connections.values():
             unanswered = connection.hello_number or connection.under_way

@@ -1,4 +1,4 @@
-"""A client's updates through a filter: what is significant goes, the rest is held back by table."""
+"""Filters a client's updates: significant ones are sent, the rest is held back for each table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class UpdateFilter:
         if held is None:
             held = self._held[table.number] = Residual(table.width, table.dtype)
         held.add(rows, matrix)
-        # What the update does to the values, about: a gradient is divided, and takes a small step.
+        # The update's approximate effect on the values: a gradient is divided for a small step.
         scale = 1.0 if updater.additive else getattr(updater, "lr", 1.0) / (weight or 1.0)
         values = None if seen is None else seen.values_of(held.rows)
         return held.take(self._filter_at(clock).choose(held.sums * scale, values))

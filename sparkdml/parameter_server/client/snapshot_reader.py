@@ -1,6 +1,6 @@
 """A client that reads tables as they were after a clock, without delaying the workers.
 
-It is none of the workers: it has no clock, sends no signs of life, and may come and go at any time.
+It is not a worker: it has no clock, sends no heartbeats, and may start and stop at any time.
 What is read is consistent over all servers; what that means is in `clock_copies.py`.
 """
 
@@ -58,9 +58,9 @@ class SnapshotReader:
         self.dropped: Counter[str] = Counter()
 
     def snapshot(self, tables: Sequence[Table], goes_on: Callable[[], bool]) -> Snapshot | None:
-        """All of these tables after one clock, as soon as it can be had; None if `goes_on` ends.
+        """Return all of these tables after one clock, or None once `goes_on` returns False.
 
-        Tables that are not there yet are waited for.
+        Waits for tables that don't exist yet.
         """
         keys = [table.key(part) for table in tables for part in range(table.num_parts)]
         clock, margin, pause = 0, 0, FIRST_PAUSE_SECONDS
@@ -135,9 +135,9 @@ class SnapshotReader:
         outbox.close()
 
     def _fetch(self, tables: Sequence[Table], clock: int) -> dict[str, Tensor] | None:
-        """The copies, which are ready; None if one of them has gone meanwhile.
+        """Return the copies, which are ready; None if one of them no longer exists.
 
-        Those of different rosters of workers don't belong together.
+        Copies of different rosters of workers don't belong together.
         """
         found: dict[str, Tensor] = {}
         rosters: set[int] = set()
@@ -160,7 +160,7 @@ class SnapshotReader:
     def _ask_for(
         self, keys: Iterable[Key], clock: int, flags: int, entries_at_once: int = ENTRIES_AT_ONCE
     ) -> dict[Key, Entry]:
-        """What the servers say of these parts; those whose answer does not come are left out."""
+        """Return the servers' answers for these parts, without those that don't answer."""
         if not self._view.servers:
             return {}
         by_server: defaultdict[int, list[Key]] = defaultdict(list)

@@ -1,8 +1,8 @@
-"""The tables that a client knows, and what is done with whole ones: make, change, save, put back.
+"""The tables that a client knows, and operations on whole tables: create, change, save, restore.
 
-A few parts at a time travel, so that a table which no worker could hold need not be in memory.
-
-Tables as states for a checkpoint: whole tensors, whatever parts and servers they came from.
+Runs on the caller's thread. A few parts are in flight at a time, so a table that is too large for a
+worker need not be in memory. In a checkpoint, tables are whole tensors, whatever parts and servers
+they came from.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ Snapshot = Mapping[str, Mapping[str, Any]]
 
 @dataclass
 class Known:
-    """What a client knows of a table."""
+    """What a client knows about a table."""
 
     table: Table
     updater: Updater
@@ -227,7 +227,7 @@ class TableBook:
 def _count_down(ticket: PartsTicket[None]) -> Callable[[Message, Entry], None]:
     def done(message: Message, answer: Entry) -> None:
         if answer.status == Status.REFUSED:
-            ticket.failed(CommunicationError("a server could not make sense of a table's part"))
+            ticket.failed(CommunicationError("a server rejected a malformed part of a table"))
         else:
             ticket.part_done()
 

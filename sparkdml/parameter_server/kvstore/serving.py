@@ -1,9 +1,9 @@
-"""A store for functions that `dml.run` runs: some of the workers serve it, beside their own work.
+"""A store for functions that `dml.run` runs: some of the workers also serve it.
 
-Each of the first `num_servers` workers has a server on a thread of its own, so that no job and no
-slot is spent on servers (as Petuum's workers do; Xing et al. 2015). Who serves what is known at the
-driver, by the run's driver service. A worker that dies ends the run, and its server with it: a
-strategy whose servers outlive workers is `ParameterServer`.
+Each of the first `num_servers` workers has a server on a thread of its own, so servers need no job
+and no slot (as in Petuum; Xing et al. 2015). The run's driver service has the membership. A worker
+that dies ends the run, and its server with it; with the strategy `ParameterServer`, servers outlive
+workers.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class WithStore(Generic[Result]):
         num_servers: how many of the workers serve, at most all of them.
         consistency: how far workers may run apart: `BSP()`, `SSP(staleness)`, `ASP(significance)`,
             or `TAP()`, with which workers wait only at barriers.
-        encrypted: whether what travels between workers and servers is encrypted; None where Spark's
-            settings ask for it. It is authenticated always.
-        merge_hosts: add up what the workers of a host push before it crosses the network, and fetch
-            once what they pull. All workers of a host must then make the same calls in the same
-            order.
-        servers: a group of servers to use, which runs already, in place of some of the workers.
+        encrypted: whether messages between workers and servers are encrypted; None: if Spark's
+            settings ask for it. They are always authenticated.
+        merge_hosts: whether the pushes of a host's workers are added up before they cross the
+            network, and their pulls are fetched once. All workers of a host must then make the same
+            calls in the same order.
+        servers: a `ServerGroup` to use, instead of servers in some of the workers.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class WithStore(Generic[Result]):
         if num_servers < 1:
             raise ParameterError("num_servers", num_servers, "at least 1")
         if servers is not None and num_servers != 1:
-            raise ParameterError("num_servers", num_servers, "left out where servers= is given")
+            raise ParameterError("num_servers", num_servers, "left out if servers= is given")
         self._fn, self._merge_hosts, self._encrypted = fn, merge_hosts, encrypted
         self._num_servers, self._consistency = num_servers, consistency or TAP()
         self._servers, self._workers_serve = servers, servers is None
@@ -117,7 +117,7 @@ def _own_client(ctx: Context, config: ServerConfig) -> Iterator[Client]:
 
 @contextmanager
 def _merged_client(ctx: Context, config: ServerConfig) -> Iterator[Client]:
-    """The first worker of each host has a client; the others speak through it."""
+    """Merge a host's workers: the first has a client, which the others use."""
     hosts = list(dict.fromkeys(ctx.world.hosts))
     here = hosts.index(ctx.host)
     if ctx.rank == 0:
@@ -146,7 +146,7 @@ class StoreService:
         return self._membership.answer(about, fields)
 
     def on_join(self, peer: TaskIdentity) -> None:
-        """It will ask by itself."""
+        """Nothing to do: a member joins by its own questions."""
 
     def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
         """All workers are one gang: the run ends with the first that fails."""

@@ -1,7 +1,7 @@
-"""`KVStore`: the servers as MXNet's users think of them.
+"""`KVStore`: the servers with the interface of MXNet's KVStore. Used in workers, or at the driver.
 
-`init` a key with a value, `push` what is to be added to it (or gradients, once `set_optimizer` has
-told the servers how to step), `pull` what it is now. (Chen et al. 2015, "MXNet: a flexible and
+`init` creates a key with a value, `push` adds to it (or, after `set_optimizer`, sends gradients for
+the servers' optimizer), `pull` fetches its current value. (Chen et al. 2015, "MXNet: a flexible and
 efficient machine learning library for heterogeneous distributed systems", section 2.3.)
 """
 
@@ -22,15 +22,14 @@ Key = str | int
 class KVStore:
     """One worker's end of the store.
 
-    Two tiers: the values that a worker brings for one key, of several devices or threads, are added
-    up before they leave it; and with a `MergingClient` those of all workers of a host are. What the
-    consistency of the servers asks for (who may run ahead of whom) holds here too: `clock` ends a
-    step.
+    Values are merged on two levels: those of one worker for one key, from several devices or
+    threads, are added up before they are sent; with a `MergingClient` so are those of all workers
+    of a host. The servers' consistency model applies here too: `clock` ends a step.
 
     Args:
         client: of the parameter server, from `ServerCluster.client(...)` or a strategy's own.
         num_workers: how many workers share the store.
-        rank: this worker's among them; None for the client's own number.
+        rank: this worker's rank among them; None for the client's own number.
     """
 
     def __init__(self, client: Client, num_workers: int, rank: int | None = None) -> None:
@@ -40,7 +39,7 @@ class KVStore:
         self.rank = client.worker if rank is None else rank
 
     def init(self, key: Key, value: Tensor, rows: bool = False) -> None:
-        """Make the key, unless it is there: the first worker to come brings the value.
+        """Create the key unless it exists: the first worker's value wins.
 
         With `rows`, single rows can be pushed and pulled.
         """
@@ -55,23 +54,23 @@ class KVStore:
     ) -> Ticket[None]:
         """Add to the key, or with an optimizer take a gradient step; several values are merged.
 
-        Returns at once. This worker's own pulls come after it; `wait` on what is returned to know
-        that the servers have it. `weight` is how many examples a gradient is the sum of.
+        Returns at once. This worker's later pulls see it; `wait` on the returned ticket until the
+        servers have it. `weight` is the number of examples that a gradient is the sum of.
         """
         return self.client.push(str(key), merge(value), rows, weight)
 
     def pull(self, key: Key, out: Tensor | None = None) -> Tensor:
-        """The key's value, into `out` if it is given."""
+        """Return the key's value, in `out` if it is given."""
         return self.pull_async(key, out=out).wait()
 
     def row_sparse_pull(self, key: Key, row_ids: RowIds, out: Tensor | None = None) -> Tensor:
-        """Some rows of a key that was made with `rows=True`, in the order asked for."""
+        """Return some rows of a key that was created with `rows=True`, in the given order."""
         return self.pull_async(key, row_ids, out).wait()
 
     def pull_async(
         self, key: Key, rows: RowIds | None = None, out: Tensor | None = None
     ) -> Ticket[Tensor]:
-        """As `pull` and `row_sparse_pull`, without waiting."""
+        """Like `pull` and `row_sparse_pull`, without waiting."""
         return self.client.pull(str(key), rows, out)
 
     def set_optimizer(self, optimizer: Updater, keys: Sequence[Key] | None = None) -> None:
@@ -79,7 +78,7 @@ class KVStore:
         self.client.set_optimizer(optimizer, None if keys is None else [str(key) for key in keys])
 
     def clock(self) -> int:
-        """End a step: what was pushed is on the servers, and the others may count on it."""
+        """End a step: what was pushed is on the servers, where other workers can read it."""
         return self.client.clock()
 
     def barrier(self) -> None:

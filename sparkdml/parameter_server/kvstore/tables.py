@@ -1,13 +1,7 @@
-"""A matrix on the servers, of which a worker holds some rows at a time: Multiverso's MatrixTable.
+"""Tables on a `KVStore`, after Multiverso's: `ArrayTable`, `MatrixTable`, `SparseTable`.
 
-With one thing more: rows that a worker holds are counted, and may be limited, so that a program
-that must never hold the whole matrix can be shown not to.
-
-A pull under way whose result is wanted as an array.
-
-A vector on the servers, read and added to as a whole: Multiverso's ArrayTable.
-
-Values under whole numbers, most of them never touched: Multiverso's SparseTable.
+Used in workers, on the thread that has the store. A matrix table counts the rows that a worker
+holds, and can limit them, so that tests can prove that a program never holds the whole matrix.
 """
 
 from __future__ import annotations
@@ -102,7 +96,7 @@ class MatrixTable:
         store.init(name, torch.zeros(1, 1).expand(num_rows, width), rows=True)
 
     def get(self, rows: Ints) -> Rows:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         return self.get_async(rows).wait()
 
     def get_async(self, rows: Ints) -> Ticket[Rows]:
@@ -121,10 +115,10 @@ class MatrixTable:
 
     @contextmanager
     def hold(self, rows: Ints) -> Iterator[Rows]:
-        """These rows, to be changed in place; at the end the changes are added on the servers.
+        """Yield these rows to change in place; at the end the changes are added on the servers.
 
-        Others may add to the same rows meanwhile: nothing of it is lost. After an exception nothing
-        is added.
+        Other workers may add to the same rows meanwhile: nothing is lost. After an exception,
+        nothing is added.
         """
         before = self.get(rows)
         self.rows_held += len(rows)
@@ -148,16 +142,16 @@ class MatrixTable:
                 "rows",
                 f"{num_rows} rows of {self.name} beside {self.rows_held}",
                 f"at most {self.max_rows_held} at once",
-                "Give rows back first, or raise max_rows_held.",
+                "Release rows first, or raise max_rows_held.",
             )
         self.most_rows_held = max(self.most_rows_held, held)
 
 
 class SparseTable:
-    """Keys from 0 to `num_keys`, each with `width` floats; what is 0 never travels.
+    """Keys from 0 to `num_keys`, each with `width` floats; zeros are never sent.
 
-    Additions to one key are put together before they leave this worker, and keys whose sum is 0
-    stay at home: for gradients of bags of words, click logs, histograms.
+    Additions to one key are merged before they are sent, and keys whose sum is 0 are skipped: for
+    gradients of bags of words, click logs, histograms.
     """
 
     def __init__(self, store: KVStore, name: str, num_keys: int, width: int = 1) -> None:
@@ -168,7 +162,7 @@ class SparseTable:
         self.rows_sent = 0  # of all that this worker has added
 
     def get(self, keys: Ints) -> Rows:
-        """A row for each key, in this order; keys may repeat, and travel once."""
+        """Return a row for each key, in this order; repeated keys are fetched once."""
         unique, places = np.unique(keys, return_inverse=True)
         return self._matrix.get(unique)[places]
 

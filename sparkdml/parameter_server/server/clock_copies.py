@@ -36,7 +36,7 @@ class Copy:
 
 
 class ClockCopies:
-    """Belongs to a node, and runs on its thread. One copy of a part for each who asks."""
+    """Belongs to a node, and runs on its thread. One copy of a part for each reader."""
 
     def __init__(self, clocks: Clocks, aggregates: bool) -> None:
         self._clocks, self._aggregates = clocks, aggregates
@@ -80,8 +80,9 @@ class ClockCopies:
         return max(self._clocks.slowest, 1 + max(last, default=-1))
 
     def _is_at_rest(self, partition: Partition, sessions: Collection[int]) -> bool:
-        """Whether no worker is in this roster, so that no push can come: servers may then differ in
-        what they take for the slowest clock.
+        """Whether this roster has no workers, so that no push can come.
+
+        Servers may then differ in what they take for the slowest clock.
         """
         return not sessions and (not self._aggregates or partition.stepped >= self._clocks.slowest)
 
@@ -94,7 +95,7 @@ class ClockCopies:
         return of_part[sender]
 
     def pushed(self, key: Key, push: Push) -> None:
-        """A push was taken by the part."""
+        """Record that the part has taken a push."""
         if self._aggregates:
             return
         for copy in self._copies.get(key, {}).values():
@@ -103,7 +104,7 @@ class ClockCopies:
                 copy.partition.take(push, keep=False)
 
     def stepped(self, key: Key, partition: Partition) -> None:
-        """The part has made a clock's step."""
+        """Record that the part has made a clock's step."""
         for copy in self._copies.get(key, {}).values():
             if copy.clock == partition.stepped:
                 copy.partition = copy_of(partition)
@@ -112,17 +113,17 @@ class ClockCopies:
         return sum(map(len, list(self._copies.values())))  # also from another thread
 
     def drop(self, key: Key) -> None:
-        """The part was changed as a whole: who asks again gets a new copy."""
+        """Drop the copies of a part that was changed as a whole: readers get new ones."""
         self._copies.pop(key, None)
 
     def begin_roster(self, roster: int) -> None:
-        """Who works has changed, or who serves: then others may serve and change the parts now."""
+        """Drop all copies, as workers or servers have changed, and others may serve the parts."""
         self._roster = roster
         self._copies.clear()
 
 
 def copy_of(partition: Partition) -> Partition:
-    """With what its updater remembers, so that further pushes can be applied to it."""
+    """Copy a part with its updater's state, so that later pushes can be applied to it."""
     slots = {name: slot.clone() for name, slot in partition.slots.items()}
     return Partition(
         partition.table,

@@ -1,10 +1,8 @@
-"""A server: one loop on one thread that takes messages, changes partitions, and answers.
+"""A server: one loop on one thread that receives messages, changes partitions, and answers.
 
-A second thread talks to the driver's membership, since that may take its time. What a node does
-with a message depends on three things only: the view, the clocks of the workers, and its
-partitions.
-
-A server on a thread of its own, in a process that does other things as well.
+A second thread asks the driver's membership, which may be slow. What a node does with a message
+depends on three things only: the view, the workers' clocks, and its partitions. `ServerThread` runs
+a server on a thread of its own, in a process that does other things as well.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class ServerNode:
 
     @property
     def num_copies(self) -> int:
-        """Of parts, for those who look on."""
+        """The copies of parts, for snapshot readers."""
         return len(self._request_handler.copies)
 
     def stop(self) -> None:
@@ -94,7 +92,7 @@ class ServerNode:
         self._watcher.wake()
 
     def run(self) -> bool:
-        """Serve until told to stop; True if the driver took it for dead, and it may come back."""
+        """Serve until told to stop; True if the driver declared it dead, and it may rejoin."""
         talk = threading.Thread(target=self._talk, name="sparkdml-server-talk", daemon=True)
         talk.start()
         try:
@@ -212,9 +210,9 @@ class ServerNode:
             self._look_again()
 
     def _is_of_an_earlier_life(self, message: Message) -> bool:
-        """Whether a push with a mark comes late, from a worker that has rejoined since.
+        """Whether a marked push arrives late, from a worker that has rejoined since.
 
-        The new one has been told where the old one was, and nothing may move that any more.
+        The new worker was told the old one's progress, which must not change any more.
         """
         return any(
             entry.mark and self._view.workers.get(entry.worker, message.sender) != message.sender
@@ -223,9 +221,9 @@ class ServerNode:
 
     @contextmanager
     def _nonsense_is_refused(self, message: Message) -> Iterator[None]:
-        """What comes from someone with the key may still be nonsense: it must do no harm.
+        """Refuse a malformed message, which even a sender with the key may send.
 
-        Its sender gets an answer, so that it does not wait indefinitely.
+        The sender gets an answer, so that it does not wait indefinitely.
         """
         try:
             yield
@@ -303,7 +301,7 @@ def serve(
     host: str = "127.0.0.1",
     on_start: Callable[[ServerNode], None] | None = None,
 ) -> None:
-    """Run a server until the driver says stop; start again, empty, if it was taken for dead."""
+    """Run a server until the driver stops it; start again, empty, if it was declared dead."""
     while True:
         node = ServerNode(server_id, config, ask, host)
         if on_start is not None:

@@ -1,10 +1,10 @@
-"""Primary and backup: the rules by which no acknowledged push is lost or applied twice. Pure.
+"""Primary-backup replication: no acknowledged push is lost or applied twice. Pure.
 
 The primary of a part gives every change to the part's replicas, in order, and acknowledges a push
 to its worker when all of them have it. All messages carry the generation that their sender knows:
 
-- a replica takes changes only from the primary of its own generation, and only if they follow on
-  what it has; otherwise it asks for a whole copy, which stands for all changes before it;
+- a replica takes changes only from the primary of its own generation, and only if they follow
+  what it has; otherwise it asks for a whole copy, which replaces all earlier changes;
 - a new generation whose primary was a replica before therefore has every acknowledged push, and
   from its first moment a primary of the old generation gets nothing acknowledged any more.
 
@@ -74,9 +74,9 @@ class Standing(Generic[Token]):
         self._waiting: deque[tuple[int, Token]] = deque()
 
     def renewed(self, server_ids: Iterable[int]) -> Standing[Token]:
-        """For the next generation: servers of the same processes as before keep their copies.
+        """Start the next generation: servers of the same processes as before keep their copies.
 
-        But not while answers wait: what was under way in the old generation may be refused.
+        But not while answers wait: what was in flight in the old generation may be refused.
         """
         after: Standing[Token] = Standing(server_ids)
         if not self._waiting:
@@ -88,14 +88,14 @@ class Standing(Generic[Token]):
 
     @property
     def followers(self) -> list[int]:
-        """Who is sent each change."""
+        """The replicas that are sent each change."""
         return [
             server_id for server_id, replica in self._replicas.items() if replica.sent is not None
         ]
 
     @property
     def without_copy(self) -> list[int]:
-        """Who must be sent a whole copy first."""
+        """The replicas that must be sent a whole copy first."""
         return [server_id for server_id, replica in self._replicas.items() if replica.sent is None]
 
     @property
@@ -135,7 +135,7 @@ class Standing(Generic[Token]):
         return done
 
     def give_up(self) -> list[Token]:
-        """No longer the primary: all answers that still wait."""
+        """End being the primary: return all answers that still wait."""
         tokens = [token for _, token in self._waiting]
         self._waiting.clear()
         return tokens

@@ -1,7 +1,8 @@
 """The traffic between servers: changes and whole copies, sent, taken and acknowledged.
 
-The rules are in `replication.py`; here they meet the wire. Whole copies are sent a few at a time,
-so that a server that joins doesn't make the others hold a second copy of everything in memory.
+The rules are in `replication.py`; this module sends and receives, on the node's thread. Whole
+copies are sent a few at a time, so that the others need not hold a second copy of everything in
+memory when a server joins.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Replicator:
         return list(self._standings)
 
     def adopt(self, view: View) -> None:
-        """Make a new generation true as far as this server is concerned."""
+        """Apply a new generation to this server."""
         old, self._view = self._view, view
         for server_id, member in old.members.items():
             if view.members.get(server_id) != member and server_id in self._outboxes:
@@ -202,7 +203,7 @@ class Replicator:
         self._stats.installs += 1
 
     def receive(self, ready: set[object]) -> None:
-        """Take the replicas' answers, from the ends that have some."""
+        """Take the replicas' answers, from the connections that have some."""
         for server_id, outbox in list(self._outboxes.items()):
             while outbox.socket in ready and (message := outbox.receive()) is not None:
                 if message.generation > self._view.generation:
@@ -230,7 +231,7 @@ class Replicator:
             self._copy_where_missing(entry.key)
 
     def resend(self) -> None:
-        """Copies that were not acknowledged in time go again, and so do changes, as copies."""
+        """Resend copies that were not acknowledged in time, and changes, as copies."""
         if not self._copying and not self._waiting_since:
             return
         late = time.monotonic() - REPLICA_RESEND_SECONDS
@@ -308,7 +309,7 @@ def _answer_to(entry: Entry, verdict: Verdict) -> Entry:
 
 
 def _first_of(entries: list[Entry]) -> list[Entry]:
-    """As many as go well into one message."""
+    """Return as many as fit well into one message."""
     batch: list[Entry] = []
     size = 0
     for entry in entries[: MAX_ENTRIES - 1]:

@@ -1,4 +1,4 @@
-"""The server's counter, where workers push, pull and make tables.
+"""Handles the workers' requests at a server: push, pull, create tables. Runs on the node's thread.
 
 A push is acknowledged once every replica has it; a read is answered once the clock allows it.
 """
@@ -40,7 +40,7 @@ Send = Callable[[Message, list[Entry], Text], None]  # the question, and the ans
 
 
 class _Answer:
-    """Gathers what became of a message's entries, and goes when the last one is decided."""
+    """Collects the results of a message's entries, and is sent when the last one is decided."""
 
     def __init__(self, message: Message, send: Send) -> None:
         self.message = message
@@ -92,7 +92,7 @@ class RequestHandler:
             self._stats.longest_queue = max(self._stats.longest_queue, self._stats.queue)
 
     def waiting_reads(self) -> list[Message]:
-        """Those that waited for the clock: to be tried again."""
+        """Take the reads that waited for the clock, to try them again."""
         waiting, self._reads = self._reads, []
         self._stats.queue = 0
         return waiting
@@ -204,7 +204,7 @@ class RequestHandler:
         return True
 
     def _show(self, message: Message) -> None:
-        """Parts as they are after a clock, to who looks on; it asks again for those not ready."""
+        """Send a snapshot reader the parts after a clock; it asks again for those not ready."""
         entries = []
         for asked in message.entries:
             partition = self._find(asked)
@@ -225,7 +225,7 @@ class RequestHandler:
         self._send(message, entries, None)
 
     def _send_whole(self, message: Message, partition: Partition | Status) -> None:
-        """A part with all that belongs to it, for a checkpoint."""
+        """Send a part with its updater's state, for a checkpoint."""
         if isinstance(partition, Partition):
             text, entries = partition.to_parts()
         else:
