@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.measurement import allreduce_metric
 from benchmarks.workloads import WORKERS, Allreduce
 
-# Horovod agrees anew on every name that it hasn't seen; a training loop has long seen them all.
+# Horovod negotiates every name that it hasn't seen; a training loop has long seen them all.
 _UNTIMED = 50
 
 

@@ -6,7 +6,7 @@ reached. Both must end with the same bits. What is done is real, by real process
 
 - Workers kill, stop or raise after a step of the schedule. Nothing restarts them but the package.
 - The disk is full to the last byte until the driver has reported it; then its space is freed, as
-  somebody in charge would do, and the run must go on by itself. It fills during the first epoch,
+  an operator would do, and the run must continue by itself. It fills during the first epoch,
   when rows are written to it. Where none can be mounted (that needs root), the kind is left out.
 - The store refuses connections until the driver has warned of it, or 30 s. Training must go on
   meanwhile, so nothing is resumed; "safe again" is when the next checkpoint is complete.

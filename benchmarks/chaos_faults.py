@@ -38,7 +38,7 @@ class Fault:
 
 
 def num_stretches(count: int, kinds: Sequence[Kind]) -> int:
-    """How long the run must be for so many faults."""
+    """Return how long the run must be for this number of faults."""
     return sum(_stretches(kind) for kind in _in_turn(count, kinds))
 
 
@@ -61,7 +61,7 @@ def _in_turn(count: int, kinds: Sequence[Kind]) -> list[Kind]:
 
 
 def _stretches(kind: Kind) -> int:
-    """Training goes on without its store, so the next fault must be some time away."""
+    """Training continues without its store, so the next fault must be some time away."""
     return 5 if kind == "store cut off" else 1
 
 
@@ -96,7 +96,7 @@ class OutsideFault(dml.Callback):
         deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
         while not wish.with_suffix(".done").exists():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody made {fault.kind!r} happen")
+                raise TimeoutError(f"{fault.kind!r} was never injected")
             time.sleep(0.01)
 
     def __repr__(self) -> str:

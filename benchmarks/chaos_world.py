@@ -80,7 +80,7 @@ class Authenticator:
         threading.Thread(target=self._admit, args=(self._listener,), daemon=True).start()
 
     def shut(self) -> None:
-        """Nobody comes in, and who is in is thrown out."""
+        """Refuse new connections, and close the existing ones."""
         assert self._listener is not None
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

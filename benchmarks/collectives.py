@@ -46,7 +46,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 SHARED = "shared-memory"
 RANKS = (2, 4)
 SIZES, QUICK_SIZES = (1_000, 100_000, 10_000_000), (1_000, 100_000)
-# Of one size, in one gang. Nobody may be stopped for the 120 s after which Horovod's thread, which
+# Of one size, in one gang. No rank may be stopped for the 120 s after which Horovod's thread, which
 # agrees with its peers all the time, takes them for lost: see HOROVOD_GLOO_TIMEOUT_SECONDS.
 TURN_SECONDS = 100.0
 
@@ -114,7 +114,7 @@ def turn_of(gang: RankProcesses) -> Iterator[None]:
 def continued_at_the_end(gang: RankProcesses) -> subprocess.Popen[bytes]:
     """By a shell whose input ends with this process, even if it is killed.
 
-    Ranks that are stopped can't see that they are no longer needed, and would stay for ever.
+    Ranks that are stopped can't see that they are no longer needed, and would stay indefinitely.
     """
     script = ["sh", "-c", 'read -r nothing; kill -CONT "$@"', "sh", *map(str, gang.pids)]
     return subprocess.Popen(script, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)

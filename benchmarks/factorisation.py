@@ -1,7 +1,7 @@
 """Matrix factorisation beside MLlib's ALS: `python benchmarks/factorisation.py --help`.
 
 The ratings are MovieLens-100k's (`movielens-100k/u.data` in --data or SPARKDML_DATA), or made up
-with --quick. Each round cuts them anew, four fifths to learn from; all contenders learn from the
+with --quick. Each round splits them again, four fifths for training; all contenders learn from the
 same cached rows, in turns within one session, and are judged by the root mean square error of the
 same ratings, whose user and item both occur in what was learnt from. Predictions are taken as they
 are, without being kept within one and five stars. Time is that of the whole call.

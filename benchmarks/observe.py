@@ -69,7 +69,7 @@ class Counts:
 
 
 class StopsTheCollector:
-    """An observer that takes some events, and then does not come back before the run is over."""
+    """An observer that takes some events, and then blocks until the run is over."""
 
     def __init__(self) -> None:
         self.run_is_over = threading.Event()

@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "pyspark", "horovod", "pyarrow", "sparkdml")
 
 @dataclass
 class Report:
-    """All that a run found out. `rounds` grows while it goes on."""
+    """The results of a run so far; `rounds` grows with each round."""
 
     contenders: list[Contender]
     workloads: list[Workload]

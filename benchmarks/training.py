@@ -77,9 +77,9 @@ def run_epochs(
 
 
 def in_step(ranks: Sequence[RankResult]) -> list[float]:
-    """How long each epoch would have taken, had nobody begun a step before all were done with one.
+    """How long each epoch would have taken if no rank had begun a step before all had ended one.
 
-    A machine's hiccups strike one rank now, another then. Whoever agrees after every step pays for
+    A machine's pauses hit different ranks at different times. Ranks that synchronize every step pay
     all of them, even if the agreement itself cost nothing.
     """
     by_epoch = zip(*(rank.step_seconds for rank in ranks), strict=True)
@@ -99,7 +99,7 @@ def combine(
 
 
 def merge(ranks: Sequence[RankResult]) -> RankResult:
-    """As `combine`, for results that have all come back to one place."""
+    """Like `combine`, for results that are all in one place."""
     return RankResult(
         max(rank.load_seconds for rank in ranks),
         max(rank.first_step_at for rank in ranks),

@@ -109,7 +109,7 @@ def ensure_data(workload: Training, cache: Path) -> Path:
         _write_parts(workload, unfinished)
         unfinished.rename(folder)
     for part in folder.glob("*.parquet"):
-        part.read_bytes()  # into the page cache: nobody pays for the first look at the disk
+        part.read_bytes()  # into the page cache: no contender pays for reading the disk first
     return folder
 
 

@@ -1,7 +1,7 @@
 """Anomalies without labels, by an auto-encoder: `python examples/autoencoder.py`.
 
 Eight sensors show two hidden causes. The network is made to squeeze a reading through two numbers
-and to give it back. What follows the rule comes back as it was; what breaks it does not, and the
+and to give it back. Rows that follow the rule are reproduced; rows that break it are not, and the
 error is the score. There are no targets, so the objective is a `step=` in place of a `loss=`.
 """
 

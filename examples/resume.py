@@ -104,7 +104,7 @@ def show(output: Path) -> bool:
     """The whole story; whether the bits are the same."""
     print("-- a first driver starts the run, and is killed with -9", flush=True)
     saved = kill_a_first_driver(output)
-    print(f"-- the driver is dead, step {saved} is saved. A second one goes on;", flush=True)
+    print(f"-- the driver is dead, step {saved} is saved. A second one resumes;", flush=True)
     print(f"-- at step {WORKER_DIES_AT} its rank 1 will be killed, too", flush=True)
     spark, rows = start()
     try:

@@ -2,7 +2,7 @@
 
 Loans are paid back, or not. Folders of Parquet files stand for the stream, as any source of
 Structured Streaming could; both queries work off what is there and end. Then the world changes,
-and the model that goes on learning finds out.
+and the model that continues to learn adapts.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ install_horovod() {
     "$venv/bin/sparkdml" install-horovod || code=$?
     case "$code" in
         0) stamp horovod "$key" ;;
-        "$EXIT_CANNOT_COMPILE") say "going on without Horovod: the torch backend will be used" ;;
+        "$EXIT_CANNOT_COMPILE") say "continuing without Horovod: the torch backend will be used" ;;
         *) die "Horovod was not built. Fix: see above, or add HOROVOD=no to go on with torch" ;;
     esac
 }

@@ -203,7 +203,7 @@ class LargeTable(nn.Module):
 
 
 def id_rows(spark, ids):
-    """Neighbours have different labels: whoever rounds the ids can't learn them."""
+    """Neighbours have different labels: a model that rounds the ids can't learn them."""
     label = "float(array(-2, 5, 1, -4)[int(id % 4)]) as label"
     return spark.range(64).selectExpr(ids, label)
 

@@ -1,4 +1,4 @@
-"""The columns of the history: one list, that nobody's names collide with."""
+"""The columns of the history: one list, with which no user's name collides."""
 
 from pathlib import Path
 

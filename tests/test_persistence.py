@@ -1,4 +1,4 @@
-"""Saving and loading: nothing is lost, nothing runs that nobody allowed, damage is named."""
+"""Saving and loading: nothing is lost, no code runs unless allowed, damage is named."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def no_unexpected_warnings() -> Iterator[None]:
-    """A pickle that nobody asked for would show as a warning."""
+    """An unexpected pickle would show as a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="saved as a pickle")
         yield

@@ -250,7 +250,7 @@ def test_online_trainers_refuse(spark, rows):
 
 
 def interrupt(tmp_path, signals):
-    """A fit that would go on for ever, in a process of its own, gets Ctrl-C so many times."""
+    """A fit that would never end, in a process of its own, gets Ctrl-C `signals` times."""
     driver = subprocess.Popen(
         [sys.executable, str(HERE / "runtime" / "kept_job.py"), str(tmp_path)],
         env={

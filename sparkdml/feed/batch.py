@@ -101,7 +101,7 @@ class Batch(Mapping[str, Tensor]):
             yield self.between(start, min(start + rows, self.num_rows))
 
     def split_evenly(self, num_pieces: int) -> Iterator[Batch]:
-        """So many pieces, as views, that differ by a row at most."""
+        """Yield `num_pieces` pieces, as views, whose lengths differ by at most one row."""
         if num_pieces <= 1:
             yield self
             return

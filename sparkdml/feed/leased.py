@@ -182,7 +182,7 @@ class LeaseReader:
         return int(mark)
 
     def used_rows(self, epoch: int) -> int:
-        """How many of this worker's own rows of the epoch have been used, by whomever."""
+        """How many of this worker's own rows of the epoch have been used."""
         return int(self._ask("used", epoch)["rows"])
 
     def _pieces(self, request: BatchRequest, under_way: deque[_Part]) -> Iterator[Sequence[Piece]]:

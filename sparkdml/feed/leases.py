@@ -59,14 +59,14 @@ class LeaseTable:
         num_owners: how many owners there will be.
         max_batches: the longest lease, in batches. Towards the end of an epoch they are shorter.
         lease_seconds: how long a worker may go without using a row of its lease.
-        backs_up: whether a worker for whom nothing is free is given of what others have.
+        backs_up: whether a worker for whom nothing is free is leased rows of other leases.
     """
 
     num_owners: int
     max_batches: int = 4
     lease_seconds: float = math.inf
     backs_up: bool = False
-    num_granted: int = 0  # rows, less those that came back
+    num_granted: int = 0  # rows, without those that were returned
     _rows: dict[int, int] = field(default_factory=dict)
     _used: dict[int, int] = field(default_factory=dict)
     _free: dict[int, list[Stretch]] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class LeaseTable:
 
     @property
     def is_granted(self) -> bool:
-        """Whether nothing is free, nor will be unless leases come back."""
+        """Whether nothing is free, nor will be unless leases are returned."""
         return self.has_begun and not any(self._free.values())
 
     @property

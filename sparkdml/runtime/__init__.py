@@ -1,1 +1,1 @@
-"""A run: a plan is shipped, a driver launches and watches, workers answer, a result comes back."""
+"""A run: the driver ships a plan, launches and watches the workers, and collects their result."""

@@ -87,7 +87,7 @@ class Strategy(ABC):
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; called once the ranks are alike, before the first step."""
+        """Restore a state; called once all ranks have the same weights, before the first step."""
         assert not state, f"{type(self).__name__} has a state() but no load()"
 
 

@@ -51,7 +51,7 @@ class Case:
         lr: the learning rate that it learns digits with.
         max_loss: what it must reach on all rows of digits in `epochs` epochs, with 2 to 4 workers.
         ends_alike: whether all ranks have the same parameters in the end.
-        resumes_exactly: whether a run that is interrupted and goes on ends with the same bits.
+        resumes_exactly: whether a run that is interrupted and resumed ends with the same bits.
         rows_move: whether a rank may train on another's rows.
         bad: what must be refused: functions, with a word of the message (the parameter's name).
         train: `train_on_threads`, or what runs it elsewhere, or its other roles, too.

@@ -36,8 +36,8 @@ def test_a_quick_run_measures_everyone_who_is_installed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_contender_is_refused_with_the_known_ones() -> None:
-    done = run_peers("--contenders", "nobody")
+    done = run_peers("--contenders", "unknown")
 
     assert done.returncode == 2
     assert "must be among sparkdml-torch, sparkdml-horovod, torchrun" in done.stderr
-    assert "['nobody']" in done.stderr
+    assert "['unknown']" in done.stderr

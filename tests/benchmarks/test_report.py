@@ -1,4 +1,4 @@
-"""The tables: what is in them, and that nobody who was left out is forgotten."""
+"""The tables: their content, and that every contender that was left out is named."""
 
 from __future__ import annotations
 

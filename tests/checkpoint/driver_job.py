@@ -1,4 +1,4 @@
-"""What the driver test runs: `driver_job.py <folder> <step>` is killed with -9 after that step."""
+"""The job of the driver test: `driver_job.py <folder> <step>` is killed with -9 after that step."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the cluster tests run: one session in which executor after executor is killed with -9.
+"""The job of the cluster tests: one session in which executor after executor is killed with -9.
 
 Prints nothing; writes what became of each kill to a JSON file.
 """
@@ -57,7 +57,7 @@ def kill_one(rows, expected, seed, count, folder):
 
 
 def check_kill(kill):
-    """In the test: the run went on as if nothing had been, and no resubmission was wasted."""
+    """In the test: the run continued as if nothing had happened, with no needless resubmission."""
     assert kill["struck"] == 1, kill
     assert kill["equal"], kill
     assert kill["names_the_rank"], kill

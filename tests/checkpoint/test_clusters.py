@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def kill_executors(folder, count, timeout):
-    """What became of so many runs, in each of which one executor was killed."""
+    """The outcomes of the runs, in each of which one executor was killed."""
     output = folder / "kills.json"
     done = subprocess.run(
         [

@@ -182,7 +182,7 @@ def test_the_caller_pays_for_the_copy_only_and_one_write_is_in_flight(url):
     writer.write("1", [Outgoing("a", 0, {"t": Entry(tensor)})], done.append)
     assert writer.busy
     assert not done
-    tensor.zero_()  # training goes on meanwhile
+    tensor.zero_()  # training continues meanwhile
     second = threading.Thread(
         target=writer.write, args=("2", [Outgoing("a", 0, {"t": Entry(tensor)})], done.append)
     )

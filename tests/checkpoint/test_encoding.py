@@ -156,8 +156,8 @@ def test_merging_by_rule():
     assert merged["buffers"].value["count"].item() == 7, "whole numbers are rank 0's"
     assert merged["position"].value.tolist() == [1, 4]
     assert "random" not in merged
-    nobody = [{"b": Entry(torch.tensor([float(r)]), "mean", 0.0)} for r in (0, 1)]
-    assert merge(nobody)["b"].value.tolist() == [0.5]
+    weightless = [{"b": Entry(torch.tensor([float(r)]), "mean", 0.0)} for r in (0, 1)]
+    assert merge(weightless)["b"].value.tolist() == [0.5]
 
 
 def test_a_mean_is_of_those_who_have_a_key():

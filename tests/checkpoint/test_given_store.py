@@ -21,7 +21,7 @@ from small_run import equal, make_estimator, make_rows
 
 
 class InMemory:
-    """Fine for one process: what its copies write, nobody else sees."""
+    """Fine for one process only: no other sees what a copy writes."""
 
     url = "memory:here"
 

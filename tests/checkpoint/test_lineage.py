@@ -41,7 +41,7 @@ def node(step, submission=1, parent=None, kind="step", pruned=False, **metrics):
 
 
 def chain(submission, start, steps, **fields):
-    """Checkpoints one after the other; the first goes on from `start`."""
+    """Checkpoints one after the other; the first one's parent is `start`."""
     found = []
     for step in steps:
         found.append(node(step, submission, found[-1].id if found else start, **fields))
@@ -55,7 +55,7 @@ def submission(number, start=None, outcome="failed", **fields):
 
 @pytest.fixture
 def forked():
-    """Failed at 131, went on from 120; went on by hand from 200, though there was a 240."""
+    """Failed at 131 and resumed from 120; resumed by hand from 200, although 240 existed."""
     root = node(0, kind="root")
     first = chain(1, root.id, [40, 80, 120])
     second = chain(2, first[-1].id, [160, 200, 240], loss=0.5)
@@ -123,7 +123,7 @@ def test_a_lost_parent_and_a_circle_end_the_line():
 
 @st.composite
 def lineages(draw):
-    """Any run: each submission goes on from any checkpoint before it, and takes a few, or none."""
+    """Any run: each submission resumes from any earlier checkpoint, and takes a few, or none."""
     manifests, submissions = [node(0, kind="root")], []
     words = st.none() | st.text(max_size=60)
     for number in range(1, draw(st.integers(1, 7)) + 1):

@@ -57,7 +57,7 @@ def one_epoch(rows, tmp_path_factory):
 
 
 def copy(folder, to):
-    """A run for a test alone: what it does to it concerns nobody else."""
+    """A run for one test alone, which may damage it."""
     shutil.copytree(folder, to, dirs_exist_ok=True)
 
 
@@ -240,7 +240,7 @@ def test_data_that_is_not_deterministic_is_warned_of(rows, tmp_path):
 
 
 def leave_slots(monkeypatch, left):
-    """Makes the driver see so many slots after the first submission."""
+    """Makes the driver see this number of slots after the first submission."""
     from sparkdml.runtime.driver import preflight
 
     real = preflight.wait_for_replacements

@@ -63,7 +63,7 @@ def wait_for_a_message(comm: Communicator, hanging: int, sends: bool) -> str:
 
 
 def watches_after_messages(comm: Communicator, closes: bool) -> bool:
-    """Whether a thread is left of a group that is closed, or that nobody has any more."""
+    """Whether a thread is left of a group that was closed or garbage-collected."""
     wire = comm.split(0)
     messages = wire.point_to_point
     assert messages is not None

@@ -32,7 +32,7 @@ class Work:
     def wait(self, timeout: timedelta | None = None):
         self.num_waits += 1
         if self.num_waits <= self.after:
-            assert timeout is not None, "this would take for ever"
+            assert timeout is not None, "this would never end"
             raise RuntimeError("Operation timed out!")
         if self.failure is not None:
             raise RuntimeError(self.failure)

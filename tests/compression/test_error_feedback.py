@@ -1,4 +1,4 @@
-"""What is not sent is never lost. The contract suite has what holds for every scheme."""
+"""Residuals are never lost. The contract suite has what holds for every scheme."""
 
 from functools import partial
 
@@ -37,18 +37,18 @@ def test_what_was_sent_and_what_is_owed_is_what_was_wanted(steps):
     residual = torch.zeros(3, dtype=torch.float64)
     for numbers, rows in steps:
         sums = torch.tensor(numbers, dtype=torch.float64) * bool(rows)
-        owed = residual.clone()
+        before = residual.clone()
         wanted = with_residual(sums, residual, rows)
         sent = wanted.round()
         compensate_(residual, wanted, sent, rows)
-        torch.testing.assert_close(sent + rows * residual, sums + rows * owed)
+        torch.testing.assert_close(sent + rows * residual, sums + rows * before)
         if not rows:
-            assert torch.equal(residual, owed)
+            assert torch.equal(residual, before)
             assert not sent.any()
 
 
 def reduce_gradients(comm, scheme, gradients, rows):
-    """The sums of each step as this rank has them; what it owes and is owed in the end."""
+    """The sums of each step as this rank has them, and the residuals at the end."""
     torch.manual_seed(0)
     params = FlatParams(make_reader(), num_stats=6)
     buckets = params.buckets(600)
@@ -68,19 +68,19 @@ def reduce_gradients(comm, scheme, gradients, rows):
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_nothing_is_lost_on_the_way(scheme):
-    """All that was sent and all that is owed add up to all gradients: with equal batches, for then
+    """All that was sent and all residuals add up to all gradients: with equal batches, for then
     a residual's unit is the same in each step."""
     torch.manual_seed(2)
     count = sum(p.numel() for p in make_reader().parameters())
     gradients, rows = torch.randn(6, 2, count), [[4.0, 4.0]] * 6
     results = run_threads(2, lambda comm: reduce_gradients(comm, scheme, gradients, rows))
     sent = sum(sums for sums, _ in results[0][0])
-    owed = torch.stack([torch.cat(state["debts"].value) for _, state in results]).sum(0) * 4
-    if isinstance(scheme, OneBit):  # the parts of the sum are owed by their owners, in all rows
+    residuals = torch.stack([torch.cat(state["debts"].value) for _, state in results]).sum(0) * 4
+    if isinstance(scheme, OneBit):  # the owners of the sum's parts have residuals too, in all rows
         by_rank = [state["sum_debts"].value for _, state in results]
-        owed += torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts]) * 8
-    torch.testing.assert_close(sent + owed, gradients.sum((0, 1)), rtol=1e-4, atol=1e-4)
-    assert owed.abs().max() > 0.01, "the scheme sent everything, and this test shows nothing"
+        residuals += torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts]) * 8
+    torch.testing.assert_close(sent + residuals, gradients.sum((0, 1)), rtol=1e-4, atol=1e-4)
+    assert residuals.abs().max() > 0.01, "the scheme sent everything, and this test shows nothing"
 
 
 def test_residuals_and_a_moving_loss_scale_are_refused():

@@ -96,7 +96,7 @@ def check_all(comm: Communicator) -> None:
 
 def traced(comm: Communicator) -> TracedCommunicator:
     def ignore(*args: Any, **fields: Any) -> None:
-        """A link to nobody."""
+        """A link without a peer."""
 
     spans = SpanRecorder(comm.size, "h", ignore, ignore, time.time)
     spans._closing.set()  # nothing is sent

@@ -144,7 +144,7 @@ def test_a_bucket_is_two_collectives_without_sizes_ahead(size, parameters):
         with_gradients = [bucket for bucket in buckets if bucket.num_parameters]
         expected = ["alltoall", "allgather"] * len(with_gradients)
         if len(with_gradients) < len(buckets):
-            expected.insert(0, "allreduce_async_")  # it began before anybody waited
+            expected.insert(0, "allreduce_async_")  # it began before any rank waited
         else:
             assert counted_messages == 2 * (size - 1) * len(buckets)
             assert counted_bytes == (size - 1) * own.nbytes + bytes_of_parts(

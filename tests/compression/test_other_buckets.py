@@ -1,4 +1,4 @@
-"""A forced resume with buckets that are cut in another way: what doesn't fit begins anew."""
+"""A forced resume with buckets that are cut differently: state that doesn't fit is reset."""
 
 import re
 
@@ -69,7 +69,7 @@ def test_schemes_may_change_too():
     train(checkpoints, 1, SMALL, PowerSGD(1))
     for epochs, scheme, lost in (
         (2, PowerSGD(2), "bases"),
-        (3, OneBit(), None),  # which owes what PowerSGD owed
+        (3, OneBit(), None),  # which takes over PowerSGD's residuals
         (4, FP16(), None),
         (5, None, None),
         (6, FP16(), None),

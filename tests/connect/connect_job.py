@@ -1,4 +1,4 @@
-"""What the Spark Connect test runs, in a process of its own: one by one, what users would do.
+"""The job of the Spark Connect test, in a process of its own: one by one, what users would do.
 
 Writes what it found to a file of JSON, for the test to judge.
 """
@@ -120,7 +120,7 @@ def errors(spark, folder):
 
 @contextlib.contextmanager
 def unanswered():
-    """The client listens, but the address that workers are told is of nobody."""
+    """The client listens, but no process has the address that workers are told."""
     reach = connect._reach
     connect._reach = partial(partial_reach, reach)
     try:
@@ -130,7 +130,7 @@ def unanswered():
 
 
 def partial_reach(reach, host, port, rows):
-    return reach(host, 1, rows)  # nobody listens on port 1
+    return reach(host, 1, rows)  # no process listens on port 1
 
 
 def after_a_failure(spark, folder):

@@ -88,7 +88,7 @@ def test_the_shell_parses(block: Block) -> None:
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
 def test_blocks_say_what_they_are(page: Page) -> None:
-    """Python must not hide in a block that nobody runs."""
+    """Python must not hide in a block that is never run."""
     for block in page.blocks:
         assert block.language in LANGUAGES, f"{block.place}: {block.language}"
         if block.language in ("", "text", "console"):

@@ -59,8 +59,8 @@ def test_check_says_what_to_do(tmp_path: Path, maker: ModuleType) -> None:
 
 
 def test_a_name_without_a_section_is_an_error(maker: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="Nobody has no section"):
-        maker.section_of("Nobody")
+    with pytest.raises(SystemExit, match="Unknown has no section"):
+        maker.section_of("Unknown")
 
 
 def test_docstrings_become_lists(maker: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Reading by leases, with real spools and a real desk: each row comes to one worker, once."""
+"""Reading by leases, with real spools and a real service: one worker gets each row, once."""
 
 import json
 import threading
@@ -153,7 +153,7 @@ def test_an_owner_that_is_gone_is_waited_for(workers, monkeypatch):
     owner.reader.begin(BatchRequest(10, 0))
     batches = reader.reader.batches(BatchRequest(10, 0))
     taken = next(batches)["id"].tolist()
-    owner.shared._server.close()  # it dies, and comes back at another port
+    owner.shared._server.close()  # it dies, and restarts at another port
     owner.shared._server = None
     asked = threading.Event()
     answer = driver_service.answer

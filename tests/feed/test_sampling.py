@@ -1,4 +1,4 @@
-"""Rows drawn in proportion to a column: counts, order, and positions to go on from."""
+"""Rows drawn in proportion to a column: counts, order, and positions to resume from."""
 
 from itertools import islice
 

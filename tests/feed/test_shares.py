@@ -1,4 +1,4 @@
-"""Dividing a step's rows by speed: nothing is lost, nobody computes a row twice."""
+"""Dividing a step's rows by speed: nothing is lost, and no row is computed twice."""
 
 from collections import Counter
 

@@ -58,12 +58,12 @@ def test_how_it_ended(error, outcome):
 @pytest.mark.parametrize("fails_at", ["steps", "close"])
 def test_one_that_fails_is_switched_off_and_harms_nobody(fails_at):
     bad, good = Records(fails_at), Records()
-    everybody = Observers([bad, good])
+    observers = Observers([bad, good])
 
     def run():
         for kind in ("steps", "steps", "epoch"):
-            everybody.handle(0, {"kind": kind})
-        everybody.close()
+            observers.handle(0, {"kind": kind})
+        observers.close()
 
     with pytest.warns(UserWarning, match=r"observer Records failed.*no more disk") as caught:
         run()
@@ -88,32 +88,32 @@ class Hangs:
 def test_one_that_never_comes_back_holds_up_nobody(monkeypatch):
     monkeypatch.setattr("sparkdml.observe.observers.MAX_WAITING", 5)
     hangs = Hangs()
-    everybody = Observers([hangs], close_seconds=0.2)
+    observers = Observers([hangs], close_seconds=0.2)
     began = time.monotonic()
     for _ in range(1000):
-        everybody.handle(0, {"kind": "steps"})
+        observers.handle(0, {"kind": "steps"})
     assert time.monotonic() - began < 1
     with pytest.warns(UserWarning, match=r"Hangs has been blocked for 0.2 s: [45] events"):
-        everybody.close()
+        observers.close()
     hangs.over.set()
 
 
 def test_events_that_were_too_many_are_counted(monkeypatch):
     monkeypatch.setattr("sparkdml.observe.observers.MAX_WAITING", 5)
     hangs, seen = Hangs(), Records()
-    everybody = Observers([hangs, seen])
+    observers = Observers([hangs, seen])
     for _ in range(10):
-        everybody.handle(0, {"kind": "steps"})
+        observers.handle(0, {"kind": "steps"})
     hangs.over.set()
     with pytest.warns(UserWarning, match=r"could not keep up: [45] run events were dropped"):
-        everybody.close()
+        observers.close()
     assert len(seen.events) in (5, 6)
 
 
 def test_a_function_of_the_users_own_is_an_observer():
     heard = []
-    with Observers([Calls(lambda rank, event: heard.append((rank, event)))]) as everybody:
-        everybody.handle(1, {"kind": "log"})
+    with Observers([Calls(lambda rank, event: heard.append((rank, event)))]) as observers:
+        observers.handle(1, {"kind": "log"})
     assert heard == [(1, {"kind": "log"})]
 
 

@@ -46,7 +46,7 @@ def test_what_was_long_ago_no_longer_counts():
         pace.count(float(second), 1, 100.0 + 10 * (second - 100), None)
     assert pace.rows_per_second == pytest.approx(10)
     assert len(pace._points) <= WINDOW_SECONDS + 2
-    assert pace.seconds_left is None  # nobody knows how many rows there are
+    assert pace.seconds_left is None  # the number of rows is unknown
 
 
 def test_an_epoch_that_does_not_move_has_no_end():

@@ -74,7 +74,7 @@ def test_more_rows_explain_more_time():
             1: times(other=10.0, communication=500.0),
         },
     ],
-    ids=["nobody", "alone", "idle other", "chance", "too little", "no share"],
+    ids=["none", "alone", "idle other", "chance", "too little", "no share"],
 )
 def test_nobody_is_blamed(ranks):
     assert find_stragglers(ranks) == []

@@ -184,7 +184,7 @@ def test_logging_that_nobody_set_up(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     client = ControlClient()
     with WorkerOutput(client, "a"):
-        logging.getLogger("nobody").warning("a warning")
+        logging.getLogger("unused").warning("a warning")
     assert client.lines("stderr") == ["a warning"]
     assert logging.getLogger().handlers == []  # a later basicConfig still works
 

@@ -1,4 +1,4 @@
-"""What the kill tests of the parameter server run: fits whose tasks are killed with -9.
+"""The job of the parameter server's kill tests: fits whose tasks are killed with -9.
 
 The model counts: each row adds 1 to every parameter, so what the servers hold in the end is how
 often they took a row. The workers write down each part of a push as it is acknowledged.
@@ -35,7 +35,7 @@ PARTS_OF_A_SERVER = 300  # of some 600: the tables' parts lie on both servers
 
 @dataclass(frozen=True)
 class Case:
-    """Who is killed, alone or with the executor."""
+    """The task to kill, alone or with its executor."""
 
     victims: tuple[str, ...]
     consistency: Consistency = field(default_factory=BSP)
@@ -44,13 +44,13 @@ class Case:
 
 
 CASES = {
-    "nobody": Case(()),
+    "none": Case(()),
     "a server": Case(("server",)),
     "a server with its executor": Case(("server",), executors=True),
     "a worker": Case(("worker",)),
     "both": Case(("server", "worker")),
-    "both, and nobody waits": Case(("server", "worker"), TAP()),
-    # Rows that were shuffled are lost with it, so that Spark begins the workers' stage anew.
+    "both, and no worker waits": Case(("server", "worker"), TAP()),
+    # Rows that were shuffled are lost with it, so that Spark starts the workers' stage again.
     "a worker with its executor": Case(("worker",), executors=True, checkpoint=True),
 }
 
@@ -82,7 +82,7 @@ def kill(folder, who, executor):
 
 
 class WritesDown(WorkerClient):
-    """Each part that was acknowledged becomes a line on disk, before anybody else hears of it."""
+    """Each part that was acknowledged is a line on disk before any other process hears of it."""
 
     doomed, executor, folder, file = False, False, "", -1  # set in the task
     num_pushes = 0
@@ -92,7 +92,7 @@ class WritesDown(WorkerClient):
         self.pushing = name
         if name == VALUES:
             if cls.doomed and cls.num_pushes == PUSHES_OF_A_WORKER:
-                self._pushes.wait()  # else nobody could say what it would have heard of the last
+                self._pushes.wait()  # else the fate of the last push would be undefined
                 kill(cls.folder, "worker", cls.executor)
             cls.num_pushes += 1
         return super().push(name, *arguments, **options)

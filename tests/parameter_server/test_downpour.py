@@ -90,6 +90,6 @@ def test_the_first_worker_may_begin_alone(warm_start):
     assert torch.equal(first, begun)
     if warm_start != 6:
         torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
-    else:  # by the time that the second looks, the first may have gone on
+    else:  # by the time that the second looks, the first may have continued
         assert not torch.equal(second, first)
     assert trainings[0].history[0]["rows"] == 120

@@ -45,7 +45,7 @@ def test_both_sides_count_the_same_acknowledged_pushes(runs, name):
     assert ("acknowledged-1-1" in run["attempts"]) == ("worker" in victims), (
         "Spark started it again"
     )
-    # Each was taken; who came back made its last step once more, and the servers knew of it.
+    # Each was taken; restarted workers repeated their last step, which the servers ignored.
     repeated = [Status.REPEATED] if "worker" in victims else []
     assert run["statuses"] == [Status.OK, *repeated]
     assert run["held_alike"]

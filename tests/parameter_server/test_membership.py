@@ -1,4 +1,4 @@
-"""The driver's book, with a clock of our own: who serves, who is silent, who is waited for."""
+"""The membership, with a simulated clock: its servers, silent members, and awaited workers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from sparkdml.training.plan import Schedule
 
 @pytest.fixture(params=[False, True], ids=["as it comes", "every pull is late"])
 def late(request, monkeypatch):
-    """No pull is there in time: the worker goes on with what it has wherever it may."""
+    """No pull is there in time: the worker continues with what it has wherever it may."""
     if request.param:
         monkeypatch.setattr(PartsTicket, "wait_a_little", lambda ticket, seconds: False)
     return request.param

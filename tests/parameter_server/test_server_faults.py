@@ -19,7 +19,7 @@ WORKERS = 2
 
 
 def test_killed_servers_lose_no_acknowledged_push_and_apply_none_twice() -> None:
-    """One is killed, comes back and catches up; then the one that has the other copy is killed."""
+    """One is killed, restarts and catches up; then the one that has the other copy is killed."""
     acknowledged = [0] * WORKERS
     enough = threading.Event()
 

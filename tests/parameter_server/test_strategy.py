@@ -69,7 +69,7 @@ def test_bsp_equals_allreduce_step_by_step(optimizer):
             assert mine["rows"] == expected["rows"]
 
 
-# -- workers that come back -----------------------------------------------------------------------
+# -- workers that are restarted -------------------------------------------------------------------
 
 
 class FailsOnce(Callback):

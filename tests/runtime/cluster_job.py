@@ -1,6 +1,6 @@
-"""What the cluster tests submit: one run and one fit, on whatever master the session has.
+"""The job of the cluster tests: one run and one fit, on whatever master the session has.
 
-On a master that is given, where nobody else is, an executor is killed besides.
+On a given master without other users, an executor is killed as well.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the GPU test submits: each worker says which GPU Spark gave it, as far as torch lets it."""
+"""The job of the GPU test: each worker says which GPU Spark gave it, as far as torch lets it."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What the Ctrl-C test runs: workers that would go on for ever."""
+"""The job of the Ctrl-C test: workers that would never end."""
 
 import os
 import sys

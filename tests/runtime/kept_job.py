@@ -1,4 +1,4 @@
-"""What the stop-and-keep tests run: a fit that would go on for ever."""
+"""The job of the stop-and-keep tests: a fit that would never end."""
 
 import json
 import sys

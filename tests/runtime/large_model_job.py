@@ -1,4 +1,4 @@
-"""What the test of large models runs: 1 GB of weights go out, are trained, come back, are used."""
+"""The job of the test of large models: 1 GB of weights are shipped, trained, returned, used."""
 
 import sys
 import time

@@ -167,7 +167,7 @@ GANGS = {
         ],
     ),
     "BackupWorkers": Case(
-        partial(BackupWorkers, backup=0),  # nobody is dropped: each row comes once
+        partial(BackupWorkers, backup=0),  # no gradient is dropped: each row is used once
         plain_workers=3,
         bad=[
             (partial(BackupWorkers, backup=-1), "backup"),

@@ -1,4 +1,4 @@
-"""Adaptive balance on threads: AllReduce's very steps, computed by whoever is quick."""
+"""Adaptive balance on threads: AllReduce's very steps, computed by the faster ranks."""
 
 import pytest
 import torch

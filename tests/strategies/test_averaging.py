@@ -64,7 +64,7 @@ def test_no_rows_at_all():
 
 
 def contribution_of(part, plan, epochs=2, callbacks=(), rank=0, size=1):
-    """Of a worker that has nobody to speak to, whatever its rank is."""
+    """Of a worker without peers, whatever its rank is."""
     context = ThreadContext(SingleCommunicator(), part)
     context.rank, context.size = rank, size
     return train_rank(context, Averaging(), plan, Schedule(epochs, 8), callbacks).contribution

@@ -69,7 +69,7 @@ class HeldUp(LayeredSGD):
             nonlocal step
             step += 1
             num_batches = 3  # each worker's; then there is nothing to read ahead
-            assert self._reads.wait_for(min(step + 1, num_batches)), "nobody reads meanwhile"
+            assert self._reads.wait_for(min(step + 1, num_batches)), "no thread reads meanwhile"
             return plain(tensor, op)
 
         comm.allreduce_async_ = allreduce_async_

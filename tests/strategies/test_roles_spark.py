@@ -154,14 +154,14 @@ def test_what_servers_can_not_do_is_refused_at_the_driver(rows, changes, name):
 
 
 class WaitsForFile(dml.Callback):
-    """The first worker goes on after its third step once a file is as long as that."""
+    """The first worker continues after its third step once a file is as long as that."""
 
     def __init__(self, path, length):
         self.path, self.length = path, length
 
     def on_step_end(self, training):
         if training.ctx.rank == 0 and training.step == 3:
-            wait_until(self._is_long, seconds=60)  # somebody has measured something
+            wait_until(self._is_long, seconds=60)  # a measurement has been written
 
     def _is_long(self):
         return self.path.exists() and self.path.stat().st_size >= self.length

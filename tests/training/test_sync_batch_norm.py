@@ -69,7 +69,7 @@ def test_ranks_equal_one_process_also_where_they_run_out_of_rows(sizes, bucket_b
     parts = cut(make_rows(sum(sizes)), sizes)
     batches = [*interleave(parts, 8)] * 2
     if any(len(batch["x"]) < 2 for batch in batches):
-        return  # a batch of one row can't be normalized by anybody
+        return  # a batch of one row can't be normalized
     trainings = train_on_threads(
         lambda: AllReduce(bucket_bytes=bucket_bytes), supervised(), Schedule(2, 8), parts
     )
@@ -112,7 +112,7 @@ def test_images_in_floats():
 
 
 def test_pieces_of_accumulated_batches_may_be_of_different_number():
-    """Rank 0 has 3 pieces where rank 1 has 1: it waits, and nobody deadlocks."""
+    """Rank 0 has 3 pieces where rank 1 has 1: it waits, and no rank deadlocks."""
     trainings = train_on_threads(
         AllReduce, supervised(), Schedule(1, 8, accumulate=3), cut(make_rows(30), [24, 6])
     )

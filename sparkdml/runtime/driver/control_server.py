@@ -6,7 +6,7 @@ cause of a failure. Owns a `Member` for each task for as long as the submission 
 end into an exception.
 
 Liveness is judged by beats and by the state of each connection, never by how fast a step is. The
-end of a gang's worker is the end of the run. A task that Spark retries may fail and come back, as
+end of a gang's worker is the end of the run. A task that Spark retries may fail and reconnect, as
 the same member with a higher attempt: its failure is final only when Spark has given up on its job,
 or when another attempt would fail in the same way. Where rows of a stage were lost with an
 executor, Spark starts the whole stage again, with attempts that count from 0 and second copies of

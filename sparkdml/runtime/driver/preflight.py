@@ -223,14 +223,14 @@ def wait_for_replacements(
     profile: ResourceProfile | None,
     timeout_seconds: float,
 ) -> int:
-    """After a failure: as many workers as before if they come back in time, else what is left."""
+    """After a failure: as many workers as before if slots are free in time, else those left."""
     deadline = time.monotonic() + timeout_seconds
     while (slots := count_slots(sc, resources, profile)) < wanted:
         if time.monotonic() >= deadline:
             if slots < least:
                 raise NotEnoughSlots(
-                    f"{slots} slots are left for at least {least} workers, and no executor came "
-                    f"back within replacementSeconds={timeout_seconds:g}. Lower minWorkers, or "
+                    f"{slots} slots are left for at least {least} workers, and no executor was "
+                    f"replaced within replacementSeconds={timeout_seconds:g}. Lower minWorkers, or "
                     "start the run again when the cluster has recovered: it will resume"
                 )
             return slots

@@ -117,7 +117,7 @@ class TaskEvent:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question. Its number is the connection's own, and comes back with the answer."""
+    """A question. Its number is the connection's own, and is repeated in the answer."""
 
     number: int
     what: str

@@ -4,7 +4,7 @@ The root of synchronous SGD with backup workers: the first n gradients of a step
 
 It knows nothing of wires: gradients arrive by a call, and answers leave by one. Every rank gets
 every step's sum, in order, so that all models stay alike, those of late ranks too: they find
-several sums waiting, and go on from there.
+several sums waiting, and continue from there.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Ask(Protocol):
     """One rank's way to the root. A context manager; every rank opens it."""
 
     def send(self, step: int) -> Iterator[None]:
-        """Send what is in the buckets; for each sum that comes back, put there: one item."""
+        """Send what is in the buckets; yield one item for each sum, once it is in its bucket."""
         ...
 
     def __enter__(self) -> Ask: ...

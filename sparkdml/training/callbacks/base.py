@@ -92,7 +92,7 @@ class Callback:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned; called after `on_run_start`."""
+        """Restore what `state` returned; called after `on_run_start`."""
 
 
 def overriding(callbacks: Any, hook: str) -> list[Any]:

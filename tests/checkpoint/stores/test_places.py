@@ -1,4 +1,4 @@
-"""Which way a URL goes, decided at the driver and gone from a worker."""
+"""How a URL is reached: decided at the driver, used in a worker."""
 
 from __future__ import annotations
 

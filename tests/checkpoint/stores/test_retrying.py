@@ -126,12 +126,12 @@ def test_the_waits_grow_to_the_longest_and_are_never_equal() -> None:
 
 
 def test_giving_up_says_where_what_how_often_and_why() -> None:
-    store = Failing(*[ConnectionRefusedError("nobody listens\nsecond line")] * 9)
+    store = Failing(*[ConnectionRefusedError("no listener\nsecond line")] * 9)
     with pytest.raises(StoreError) as caught:
         Retrying(store, attempts=3, sleep=lambda seconds: None).write("a/state", [b"x"])
     message = str(caught.value)
     assert "could not write a/state of s3://bucket/run in 3 attempts" in message
-    assert "ConnectionRefusedError: nobody listens." in message
+    assert "ConnectionRefusedError: no listener." in message
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
     assert store.attempts == 3
 

@@ -1,4 +1,4 @@
-"""Whole runs into real servers: a worker is killed, and the run goes on from there."""
+"""Whole runs with real servers as stores: a worker is killed, and the run resumes."""
 
 from __future__ import annotations
 

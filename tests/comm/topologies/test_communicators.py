@@ -120,7 +120,7 @@ def test_auto_leaves_long_messages_to_the_backend(monkeypatch):
 
 
 def test_a_thread_goes_on_with_what_was_begun():
-    """Nobody waits, and yet it is done."""
+    """It is done although no rank waits."""
 
     def begin(comm):
         tensor = torch.ones(5)

@@ -17,7 +17,7 @@ from sparkdml.testing.communicator_contract import CommunicatorContract, OnEvery
 
 
 def ignore(*args: Any, **fields: Any) -> None:
-    """A link to nobody."""
+    """A link without a peer."""
 
 
 def traced(comm: Communicator) -> tuple[TracedCommunicator, SpanRecorder]:

@@ -104,7 +104,7 @@ def reduce_under_a_timeline(world: World) -> tuple[list[Any], tuple[int, int], s
         folder = str(timeline._path.parent)
         timeline.close()
         timeline.close()
-        comm.allreduce_(torch.ones(1))  # Horovod goes on without it
+        comm.allreduce_(torch.ones(1))  # Horovod continues without it
     return of_a_thousand(spans), (begin, end), folder
 
 

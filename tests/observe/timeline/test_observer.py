@@ -1,4 +1,4 @@
-"""The file is a valid trace at all times, whoever is killed."""
+"""The file is a valid trace at all times, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_disk_that_fails_costs_the_timeline_and_not_the_run(
 
     def go_on() -> None:
         observers.handle(0, spans_event(2))
-        observers.handle(0, spans_event(3))  # nobody takes it any more
+        observers.handle(0, spans_event(3))  # the observer takes it no longer
         observers.close()
 
     with pytest.warns(UserWarning, match=r"observer Timeline failed.*No space left") as caught:

@@ -1,4 +1,4 @@
-"""Who looks on sees one model, whatever the workers do meanwhile, and holds nobody up."""
+"""A snapshot reader sees one consistent model, whatever workers do, and delays no worker."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -98,7 +98,7 @@ class Run:
 
 
 class Look:
-    """As the onlooker does, one question at a time."""
+    """Like the snapshot reader, one question at a time."""
 
     def __init__(self, run):
         self.run, self.clock, self.margin = run, 0, 0
@@ -153,7 +153,7 @@ def test_all_parts_have_the_pushes_of_the_same_clocks(moves, aggregates):
                 run.deliver(worker, server)
         for server in range(SERVERS):
             look.ask(server)
-    if look.found is None:  # it had aimed at a clock that nobody came to
+    if look.found is None:  # it had aimed at a clock that no worker reached
         assert look.clock > CLOCKS
         look = Look(run)
         for _ in range(3):

@@ -290,7 +290,7 @@ def take_have(
 
 
 def check(world: World) -> None:
-    """Whoever serves now, or will once it hears of it, has every acknowledged push, once."""
+    """The server that serves a part, or is about to, has every acknowledged push, once."""
     authority = next(
         (
             server

@@ -330,7 +330,7 @@ def test_a_mistake_at_the_driver_ends_the_run(server):
 
 
 def test_an_unknown_question_is_an_error_of_the_asker_alone(server):
-    """The service says so; the other worker's questions are answered, and the run goes on."""
+    """The service says so; the other worker's questions are answered, and the run continues."""
     asker, other = join(server, 0), join(server, 1)
     with pytest.raises(ProtocolError, match="no such question"):
         asker.ask(service_question("unknown"))

@@ -50,8 +50,8 @@ def serve_and_work(num_workers, gang=False):
 def test_two_roles_share_a_gang(spark):
     def body(ctx):
         own = ctx.comm.allreduce_(torch.tensor([1.0])).item()
-        everybody = ctx.gang.allreduce_(torch.tensor([1.0])).item()
-        return ctx.plan.role.name, ctx.rank, ctx.size, ctx.world.rank, ctx.number, own, everybody
+        total = ctx.gang.allreduce_(torch.tensor([1.0])).item()
+        return ctx.plan.role.name, ctx.rank, ctx.size, ctx.world.rank, ctx.number, own, total
 
     def roles(num_workers):
         return [Role("worker", num_workers), Role("helper", 1, reads="none")]

@@ -1,4 +1,4 @@
-"""The control protocol's tables: every message comes back from its line, any other is refused."""
+"""The control protocol's tables: every message can be read from its line, others are refused."""
 
 import json
 

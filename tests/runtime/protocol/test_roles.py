@@ -1,4 +1,4 @@
-"""Roles: how they become jobs and slots, and how their tasks come, go, and come back."""
+"""Roles: how they become jobs and slots, and how their tasks connect, leave, and reconnect."""
 
 from dataclasses import replace
 
@@ -105,7 +105,7 @@ def test_roles_in_words():
     assert describe([WORKERS, HELPERS, SERVERS]) == "3 workers, 2 helpers and 2 servers"
 
 
-# -- members that come back -----------------------------------------------------------------------
+# -- members that reconnect -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_retried_task_may_be_lost_and_come_back(server, changes):
 
 def test_it_is_a_failure_once_spark_has_given_up(server):
     others = join(server, rank=1)
-    others.close()  # lost, and about to come back
+    others.close()  # lost, and about to reconnect
     client = join(server, attempt=3)
     client.failed(ValueError("for the fourth time"))
     wait_until(lambda: server.members["server", 0].state == "failed")

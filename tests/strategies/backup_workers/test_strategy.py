@@ -69,7 +69,7 @@ def test_all_ranks_are_told_the_same_sums_in_order(size, backup, max_lag, order)
     assert num_sent == counted + held + ranks.root.num_dropped
     assert all(one[2] >= size - backup for one in max(ranks.sums.values(), key=len))
     assert len(ranks.root._sums) <= max_lag
-    # Nobody waits in vain: whoever does is answered once the others have sent.
+    # No rank waits in vain: it is answered once the others have sent.
     for _ in range(2):
         for rank in range(size):
             if not ranks.waits[rank]:
@@ -136,7 +136,7 @@ def test_whoever_was_late_is_not_waited_for_by_those_without_rows():
 
 @pytest.mark.parametrize("sizes", [[0, 40], [64, 5, 0]])
 def test_rows_of_one_who_keeps_up_are_not_skipped(sizes):
-    """Whoever is alone with rows is never late."""
+    """A rank that alone has rows is never late."""
     trainings = train_on_threads(
         BackupWorkers, digits_plan(lr=0.1), Schedule(2, 8), cut(digits(sum(sizes)), sizes)
     )

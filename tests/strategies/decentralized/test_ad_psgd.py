@@ -1,4 +1,4 @@
-"""AD-PSGD: pairs keep their sum, slow ranks hold nobody up, each row comes once."""
+"""AD-PSGD: pairs keep their sum, slow ranks delay no other, each row is used once."""
 
 import threading
 from collections import Counter

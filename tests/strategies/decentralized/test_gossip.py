@@ -209,7 +209,7 @@ def test_a_run_with_nothing_left_to_train_ends_with_the_average():
 
 
 def test_another_graph_is_another_strategy():
-    """A checkpoint is only gone on from by the same one, which it is told by."""
+    """Only the same strategy resumes from a checkpoint, which records it."""
     pairs = Gossip([(1, 0), (1, 2)])
     assert repr(pairs) == repr(Gossip([(2, 1), (0, 1)]))
     assert repr(pairs) != repr(Gossip([(0, 2), (1, 2)]))

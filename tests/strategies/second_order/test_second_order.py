@@ -201,13 +201,13 @@ def test_backups_compute_what_a_slow_rank_has_not_come_to(method, monkeypatch):
     first = runs[2][0]
     passes = sum(row["passes"] for row in first.history)
     assert rows_of[2] <= 8 * passes  # no more than the batch that it was slow over
-    assert all(row["rows"] == 569 for row in first.history)  # each once, whoever computed it
+    assert all(row["rows"] == 569 for row in first.history)  # each once, whichever rank computed it
     assert_alike(runs[2], runs[None][0].task.module, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_was_stopped_where_it_reached_the_tolerance_can_be_gone_on_with(method):
-    """The point is known to be the last one, and nobody asks for the end any more."""
+    """The point is known to be the last one, and no rank asks for the end any more."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(90, 5, generator=generator, dtype=torch.float64)
     rows = {"x": x, "y": x @ torch.arange(5.0, dtype=torch.float64)}
@@ -234,7 +234,7 @@ def test_a_run_that_was_stopped_where_it_reached_the_tolerance_can_be_gone_on_wi
 
 @pytest.mark.parametrize("backups", [False, True])
 def test_a_step_that_does_not_divide_by_the_workers_goes_on(backups):
-    """24 rows on 5 ranks: with backups all take 5, so that batches are whoever's the same."""
+    """24 rows on 5 ranks: with backups all take 5, so that every rank has the same batches."""
     few, kept, plan = {n: v[:100] for n, v in tumours().items()}, MemoryCheckpoints(), make_plan()
     make = partial(LBFGS, l2=0.1, tolerance=1e-9, backups=backups)
     train_on_threads(make, plan, Schedule(1, 8), cut(few, [40, 30, 30]), checkpoints=kept)
