@@ -40,7 +40,7 @@ class Program(ABC):
 
 
 def run_program(program: Program, comm: Communicator, max_rounds: int | None = None) -> int:
-    """Run until the scheduler ends it, or for `max_rounds`; every rank calls it with its part.
+    """Run until the scheduler ends the program, or for `max_rounds`; called on every rank.
 
     A round is a barrier: no rank begins the next one before `pull` has seen all ranks' parts.
     """
@@ -63,7 +63,7 @@ def run_program(program: Program, comm: Communicator, max_rounds: int | None = N
 
 
 def _hand_out(works: Sequence[Tensor] | None, comm: Communicator) -> Tensor | None:
-    """Return this rank's work, or None on all ranks when there is none left."""
+    """Return this rank's work, or None on all ranks if the program is over."""
     messages = None
     if comm.rank == 0:
         parts = [torch.empty(0, dtype=torch.int64)] * comm.size if works is None else works

@@ -1,14 +1,15 @@
 """Matrix factorisation in disjoint blocks (DSGD).
 
 Users and items are each cut into as many blocks as there are workers. A worker has the ratings of
-its own users; in each round it works on those of one block of items, another one for each worker,
-so that no two workers ever change the same factors and none waits for a lock. After as many rounds
-as workers every rating was met once. (Gemulla et al. 2011, "Large-scale matrix factorization with
-distributed stochastic gradient descent".)
+its own users. In each round it processes those of one block of items, a different one for each
+worker, so no two workers ever change the same factors and none waits for a lock. After as many
+rounds as there are workers, every rating has been used once. (Gemulla et al. 2011, "Large-scale
+matrix factorization with distributed stochastic gradient descent".)
 
-Inside a block the ratings are taken in batches in which no user and no item comes twice: a batch is
-a few vector operations, and equals plain SGD over its ratings one by one. So does the whole: what W
-workers compute is what one worker would that took the same ratings in the same order.
+Within a block the ratings are processed in batches in which no user and no item occurs twice: a
+batch is a few vector operations, and equals plain SGD over its ratings one by one. The same holds
+for the whole: W workers compute what one worker would compute from the same ratings in the same
+order.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ def sgd_batch(
     learning_rate: float,
     regularisation: float,
 ) -> float:
-    """One step on ratings that share no user and no item, in place; their squared errors' sum.
+    """Make a step on ratings that share no user or item, in place; return the squared errors' sum.
 
-    A row is factors and, last, a bias; a rating is the mean, two biases and the factors' product.
+    A row holds factors and, last, a bias. A rating is the mean plus two biases plus the product of
+    the factors.
     """
     of_user, of_item = users[user], items[item]
     error = rating - mean - of_user[:, -1] - of_item[:, -1]
@@ -73,7 +75,7 @@ def begin(rows: Rows, dice: np.random.Generator) -> None:
 
 @dataclass(frozen=True)
 class Factors:
-    """What came of it: tables with a row for each user and item, and the mean rating."""
+    """The result: tables with a row for each user and item, and the mean rating."""
 
     users: MatrixTable
     items: MatrixTable
@@ -81,7 +83,7 @@ class Factors:
     errors: list[float]  # at rank 0: root mean square in training, of each epoch
 
     def predict(self, user: Ints, item: Ints) -> NDArray[np.float32]:
-        """Ratings; fetches the rows that it needs, and no others."""
+        """Return predicted ratings; fetches only the rows that it needs."""
         wanted_users, users = np.unique(user, return_inverse=True)
         wanted_items, items = np.unique(item, return_inverse=True)
         return predict(
@@ -104,15 +106,15 @@ def factorise(
     name: str = "factors",
     **options: Any,
 ) -> Factors:
-    """Factors of the ratings that all workers have together; every worker calls it with its own.
+    """Return factors of all workers' ratings; every worker calls it with its own ratings.
 
     Args:
         store, comm: this worker's.
-        user, item, rating: this worker's ratings, of any users: they are dealt out to the workers
-            first, each user's to one.
-        shape: how many users and items there are.
-        rank: how many factors.
-        name: begins the names of the tables.
+        user, item, rating: this worker's ratings, of any users: they are first redistributed, so
+            that each user's ratings are on one worker.
+        shape: the number of users and the number of items.
+        rank: the number of factors.
+        name: a prefix of the names of the tables.
         options: those of `Factorisation`.
     """
     if rank < 1:
@@ -149,7 +151,7 @@ def factorise(
         **options,
     )
     run_program(program, comm)
-    users.max_rows_held = items.max_rows_held = None  # it is over: a reader may want them all
+    users.max_rows_held = items.max_rows_held = None  # training is over: a reader may need all rows
     return Factors(users, items, mean, program.errors)
 
 
@@ -159,12 +161,13 @@ class Factorisation(Program):
     Args:
         users, items: the factors, one row each: `rank` factors and a bias.
         user, item, rating: the ratings of this worker's users (`user % num_workers == worker`).
-        worker, num_workers: which block of users is its own.
-        mean: of all ratings.
+        worker, num_workers: the worker's number, which is also its block of users, and the number
+            of workers.
+        mean: the mean of all ratings.
         epochs: passes over the ratings.
-        learning_rate: of the first epoch; each later one has `decay` times that of the last.
-        regularisation: pulls factors and biases towards 0.
-        seed: of the order of the ratings.
+        learning_rate: the learning rate of the first epoch; it is multiplied by `decay` after each.
+        regularisation: the weight of the L2 penalty, which pulls factors and biases towards 0.
+        seed: the random seed of the order of the ratings.
     """
 
     def __init__(
@@ -225,7 +228,7 @@ class Factorisation(Program):
         with self._items.hold(
             rows_of_block(index, self._num_workers, self._items.num_rows)
         ) as items:
-            if epoch == 0 and index == self._worker:  # the first to hold this block
+            if epoch == 0 and index == self._worker:  # the first worker to hold this block
                 begin(items, np.random.default_rng([self._seed, index, ITEMS]))
             for batch in dice.permutation(len(block.batches)):
                 user, item, rating = block.batches[batch]
@@ -243,7 +246,7 @@ class Factorisation(Program):
 
     def pull(self, works: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
         self._sums += np.sum([part.numpy() for part in parts], axis=0)
-        if works[0][0] == self._num_workers - 1:  # worker 0 was at the last block
+        if works[0][0] == self._num_workers - 1:  # worker 0 held the last block
             squares, count = self._sums
             self.errors.append(float(np.sqrt(squares / max(count, 1))))
             self._sums = np.zeros(2)

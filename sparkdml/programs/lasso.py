@@ -1,13 +1,13 @@
 """Lasso by parallel coordinate descent, scheduled dynamically.
 
-Rows are spread over the workers, coefficients are on the servers. In each round a few coefficients
-are set to their best value, all at once: those that still move most (by chance, in proportion to
-how far they moved last time), but none that correlates too much with another one of the round.
-(Lee et al. 2014, STRADS; Bradley et al. 2011, "Parallel coordinate descent for L1-regularized loss
-minimization"; the objective is scikit-learn's: |y - Xb|² / 2n + alpha |b|.)
+Rows are distributed over the workers, and coefficients are on the servers. In each round a few
+coefficients are set to their optimal values at the same time. They are drawn at random, in
+proportion to how far they moved last time, except those that correlate too much with another one of
+the round. (Lee et al. 2014, STRADS; Bradley et al. 2011, "Parallel coordinate descent for
+L1-regularized loss minimization"; the objective is scikit-learn's: |y - Xb|² / 2n + alpha |b|.)
 
 The correlations of the next round's candidates are summed over the workers together with this
-round's gradients, so the dependency check costs no round of its own.
+round's gradients, so the dependency check needs no additional round.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from sparkdml.programs.base import Program, run_program
 from sparkdml.programs.rows import sum_over_ranks
 from sparkdml.programs.scheduling import Floats, Ints, draw, independent
 
-UPDATE, LOOK = 0, 1  # kinds of a round: change coefficients, or see how far each would move
+UPDATE, LOOK = 0, 1  # kinds of rounds: change coefficients, or measure how far each would move
 NOTHING = np.empty(0, dtype=np.int64)
 
 
 def best_value(correlation: Floats, squared_norm: Floats, penalty: float) -> Floats:
-    """Where a coefficient's own objective is least, all others being what they are.
+    """Return the value that minimizes the objective in one coefficient, with all others fixed.
 
-    `correlation` is of the column and the residual without the coefficient's own share.
+    `correlation` is that of the column with the residual without the coefficient's own
+    contribution.
     """
     shrunk = np.sign(correlation) * np.maximum(np.abs(correlation) - penalty, 0.0)
     best = np.zeros_like(shrunk)
@@ -51,10 +52,10 @@ def fit_lasso(
     name: str = "coefficients",
     **options: Any,
 ) -> tuple[MatrixTable, float]:
-    """The coefficients' table and the intercept, from every worker's own rows; all of them call it.
+    """Return the coefficients' table and the intercept; every worker calls it with its own rows.
 
-    It begins with what the table of that name holds, if it is there. `options` are those of
-    `Lasso`.
+    Training starts from the coefficients in the table of that name, if it exists. `options` are
+    those of `Lasso`.
     """
     count, y_sum, *x_sums = sum_over_ranks(comm, len(y), y.sum(), x.sum(axis=0))
     if not count:
@@ -72,16 +73,17 @@ class Lasso(Program):
 
     Args:
         table: the coefficients, one row of width 1 for each column of `x`.
-        x, y: this worker's rows; columns and targets centred over all workers, if there is to be
-            an intercept.
-        num_rows: of all workers together.
+        x, y: this worker's rows; for an intercept, columns and targets are centred over all
+            workers.
+        num_rows: the number of rows of all workers.
         alpha: the penalty's weight.
-        tolerance: it ends when no coefficient would move the predictions by more than this, in
-            standard deviations of y (root mean square).
-        width: how many coefficients are changed at once, at most.
-        threshold: two columns that correlate as much as this are never changed at once.
-        dynamic: draw by how far coefficients moved; otherwise any coefficient is as likely.
-        seed: of the draw.
+        tolerance: training ends when no coefficient would move the predictions by more than this,
+            in standard deviations of y (root mean square).
+        width: the maximum number of coefficients that are changed at once.
+        threshold: two columns with at least this correlation are never changed at once.
+        dynamic: draw coefficients by how far they moved last time; otherwise all are equally
+            likely.
+        seed: the random seed of the draw.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Lasso(Program):
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             raise DataError("x and y must be finite: there is a NaN or an infinity among them")
         self._table, self._x = table, np.asfortranarray(x, dtype=np.float64)
-        # What is in the table already is where it begins: the path of an earlier, larger alpha.
+        # Start from the table's content: the solution for an earlier, larger alpha, for instance.
         self._residual = np.array(y, dtype=np.float64)
         self._target_square = float(self._residual @ self._residual)
         self._penalised = 0.0  # the sum of all coefficients' absolute values
@@ -117,24 +119,24 @@ class Lasso(Program):
         self._alpha, self._tolerance, self.width = alpha, tolerance, width
         self._threshold, self._dynamic = threshold, dynamic
         self._dice = np.random.default_rng(seed)
-        # Of the scheduler alone: how far each coefficient moved the predictions when it was last
-        # changed or looked at, and the sums over all workers that the next round needs.
+        # For the scheduler only: how far each coefficient moved the predictions when it was last
+        # changed or measured, and the sums over all workers that the next round needs.
         self._kind = LOOK  # of the last round
         self._moved = np.full(table.num_rows, np.inf)
         self._unseen = np.arange(table.num_rows)
         self._candidates, self._gram = NOTHING, np.empty((0, 0))
         self._squared_norms = np.zeros(table.num_rows)
-        self._scale = 0.0  # of y: how far is far
-        self.objectives: list[float] = []  # at rank 0, as each round began
+        self._scale = 0.0  # of y, to which movements are compared
+        self.objectives: list[float] = []  # at rank 0, at the start of each round
         self.num_updates = 0  # coefficients changed so far
-        self.num_looks = 0  # coefficients only looked at
+        self.num_looks = 0  # coefficients that were only measured
 
     # -- schedule -------------------------------------------------------------------------------
 
     def schedule(self, round: int, num_workers: int) -> list[Tensor] | None:
         if not len(self._unseen) and not self._is_moving():
             if self._kind == LOOK:
-                return None  # all of them were looked at since the last change
+                return None  # all of them were measured since the last change
             self._unseen = np.arange(self._table.num_rows)
         if len(self._unseen):
             # In pieces, so that no worker holds more coefficients than in any other round.
@@ -148,8 +150,8 @@ class Lasso(Program):
         return bool(self._moved.max(initial=0.0) > self._tolerance * self._scale)
 
     def _draw_candidates(self, chosen: Ints) -> Ints:
-        """For the next round, more than it can take, since some will have to wait."""
-        floor = self._tolerance * self._scale / 10 + 1e-300  # what stands still may move again
+        """Draw more for the next round than it can change, since some will have to wait."""
+        floor = self._tolerance * self._scale / 10 + 1e-300  # those that stand still may move again
         weights = self._moved + floor if self._dynamic else np.ones(len(self._moved))
         weights[chosen] = 0.0  # how far they move is known after this round
         weights[self._squared_norms == 0] = 0.0
@@ -174,7 +176,7 @@ class Lasso(Program):
         return torch.from_numpy(np.concatenate(parts))
 
     def _catch_up(self) -> None:
-        """The residual after the last round's changes."""
+        """Update the residual by the last round's changes."""
         rows, before = self._changing
         if len(rows):
             self._residual -= self._x[:, rows] @ (self._table.get(rows)[:, 0] - before)

@@ -1,17 +1,17 @@
 """Latent Dirichlet allocation by collapsed Gibbs sampling over word blocks.
 
 A worker keeps its documents, with the topic of each of their words and each document's counts of
-topics. How often each word has each topic is on the servers, cut into as many blocks of words as
-there are workers: in each round a worker holds one block, another one for each worker, and samples
-the words of that block in its documents. After as many rounds as workers every word was sampled
-once. (Griffiths and Steyvers 2004, "Finding scientific topics"; Lee et al. 2014, STRADS.)
+topics. The counts of topics per word are on the servers, cut into as many blocks of words as there
+are workers. In each round every worker holds a different block, and samples the words of that block
+in its documents. After as many rounds as there are workers, every word has been sampled once.
+(Griffiths and Steyvers 2004, "Finding scientific topics"; Lee et al. 2014, STRADS.)
 
-What is exact, and what isn't: counts by document and by word have one owner during a round. The
-summed counts of each topic are those of the round's beginning plus the worker's own changes: stale
-by what the others do in one round. And words are sampled in batches of vector operations in which
-no document comes twice: a document's counts are exact for each of its words, while a word that
-comes several times in a batch is sampled as if the others kept the topics they had (as between the
-processors of Newman et al. 2009, "Distributed algorithms for topic models").
+Counts by document and by word are exact, since they have one owner during a round. The total counts
+of each topic are those at the start of the round plus the worker's own changes: they lack the other
+workers' changes of the round. Words are sampled in batches of vector operations, in which no
+document occurs twice. So a document's counts are exact for each of its words, while a word that
+occurs several times in a batch is sampled as if its other occurrences kept their topics (as between
+the processors of Newman et al. 2009, "Distributed algorithms for topic models").
 
 Topics are evaluated by document completion: how well they predict one half of a document from the
 other. A document's mixture is fitted to its shown words, with fixed topics, and evaluated on its
@@ -59,7 +59,7 @@ def sample_batch(
     vocabulary_size: int,
     dice: np.random.Generator,
 ) -> Ints:
-    """New topics for words of different documents; all three counts follow, in place."""
+    """Return new topics for words of different documents, and update all three counts in place."""
     places = np.arange(len(topic))
     documents[document, topic] -= 1
     by_word, by_topic = words[word], np.repeat(topics[None], len(topic), axis=0)
@@ -75,7 +75,7 @@ def sample_batch(
 
 
 def draw(weights: NDArray[np.floating], dice: np.random.Generator) -> Ints:
-    """For each row of weights one of its places, by chance in proportion to them."""
+    """Draw an index for each row of weights, with probabilities in proportion to them."""
     sums = np.cumsum(weights, axis=1)
     marks = dice.random(len(weights)) * sums[:, -1]
     places: Ints = (sums < marks[:, None]).sum(axis=1).clip(max=weights.shape[1] - 1)
@@ -83,24 +83,24 @@ def draw(weights: NDArray[np.floating], dice: np.random.Generator) -> Ints:
 
 
 def empty(table: MatrixTable, rows: Ints) -> None:
-    """Forget what an earlier run in the same tables has counted."""
+    """Clear the counts of an earlier run in the same tables."""
     with table.hold(rows) as counts:
         counts[:] = 0
 
 
 @dataclass(frozen=True)
 class Topics:
-    """What came of it."""
+    """The result."""
 
     words: MatrixTable  # how often each word has each topic, in the last sweep
-    sums: MatrixTable  # the same, added up over the rounds whose mean is taken
-    documents: Ints  # those that this worker kept
+    sums: MatrixTable  # the same, summed over the rounds that are averaged
+    documents: Ints  # the documents of this worker
     document_topics: Rows  # how often each of them has each topic
-    num_sums: int  # how many rounds that were
+    num_sums: int  # the number of these rounds
     beta: float
 
     def topic_words(self, words_at_once: int = 65_536) -> NDArray[np.float64]:
-        """Each topic's distribution over words (topics x words): the whole of it, for a reader."""
+        """Return each topic's distribution over all words (topics x words)."""
         sums = np.concatenate([rows for _, rows in self.sums.blocks(words_at_once)])
         return topic_words(sums / self.num_sums, self.beta)
 
@@ -116,15 +116,15 @@ def fit_lda(
     beta: float = 0.01,
     **options: Any,
 ) -> Topics:
-    """Topics of all documents; every worker calls it with the words that it has.
+    """Return the topics of all documents; every worker calls it with its own words.
 
     Args:
         store, comm: this worker's.
-        document, word: of each word, its document's number and its own, both from 0. The words of
-            a document may be with several workers: they are dealt out first, each document's to
-            one.
-        vocabulary_size, num_topics: how many words and topics there are.
-        name: begins the names of the tables.
+        document, word: the document's number and the word's number of each word, both from 0. The
+            words of a document may be on several workers: they are first redistributed, so that
+            each document is on one worker.
+        vocabulary_size, num_topics: the number of distinct words and of topics.
+        name: a prefix of the names of the tables.
         beta: the prior of a topic's words.
         options: those of `LDA`.
     """
@@ -161,7 +161,7 @@ def fit_lda(
         **options,
     )
     run_program(program, comm)
-    words.max_rows_held = sums.max_rows_held = None  # it is over: a reader may want them all
+    words.max_rows_held = sums.max_rows_held = None  # training is over: a reader may need all rows
     num_sums = program.num_samples * comm.size  # a block is held by every worker in each sweep
     return Topics(
         words, sums, documents=kept, document_topics=program.documents, num_sums=num_sums, beta=beta
@@ -173,17 +173,17 @@ class LDA(Program):
 
     Args:
         words: counts by word and topic: a row for each word, as wide as there are topics.
-        sums: like `words`: what it was after each round of the last sweeps, added up.
+        sums: like `words`: the sum of its values after each round of the last sweeps.
         topics: counts by topic: one row.
-        document, word: of each word of this worker's documents, its document (counted from 0 at
-            this worker) and itself.
-        num_documents: of this worker.
-        worker, num_workers: who it is.
+        document, word: the document's number (from 0 on this worker) and the word's number of each
+            word of this worker's documents.
+        num_documents: the number of this worker's documents.
+        worker, num_workers: the worker's number and the number of workers.
         sweeps: how often each word is sampled.
-        num_samples: of how many of the last sweeps the mean is taken; one sweep's counts alone are
-            a single draw, and noisier.
+        num_samples: the number of last sweeps that are averaged; the counts of one sweep are a
+            single draw, and noisier.
         alpha, beta: the priors of a document's topics and of a topic's words.
-        seed: of the draws.
+        seed: the random seed.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class LDA(Program):
         index, sweep = work.tolist()
         dice = np.random.default_rng([self._seed, sweep, self._worker, index])
         rows = rows_of_block(index, self._num_workers, self._words.num_rows)
-        if sweep == 0 and index == self._worker:  # the first to hold this block
+        if sweep == 0 and index == self._worker:  # the first worker to hold this block
             empty(self._words, rows)
             empty(self._sums, rows)
         before = self._topics.get(ONLY_ROW)[0]
@@ -253,7 +253,7 @@ class LDA(Program):
     def _begin(
         self, block: _Block, words: Rows, topics: NDArray[np.float32], dice: np.random.Generator
     ) -> None:
-        """A topic for each word, by chance: what looks at the others commits itself too early."""
+        """Give each word a random topic: sampling from the first counts would commit too early."""
         for place, (document, word) in enumerate(block.batches):
             topic = dice.integers(words.shape[1], size=len(word))
             self.documents[document, topic] += 1
@@ -280,7 +280,7 @@ class LDA(Program):
             )
 
     def pull(self, works: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        """Topics change between rounds only, so that all workers of a round begin with the same."""
+        """Topic counts change only between rounds, so all workers start a round with the same."""
         change = np.sum([part.numpy() for part in parts], axis=0)
         self._topics.add(ONLY_ROW, change[None])
 
@@ -308,7 +308,7 @@ def completion_perplexity(
     alpha: float = 0.1,
     iterations: int = 100,
 ) -> float:
-    """The perplexity of hidden words; both halves are (document, word) of each word.
+    """Return the perplexity of hidden words; both halves are (document, word) of each word.
 
     `topics` has a row for each topic, a distribution over words.
     """
@@ -321,7 +321,7 @@ def completion_perplexity(
 def fit_mixtures(
     topics: Floats, shown: tuple[Ints, Ints], alpha: float, iterations: int
 ) -> NDArray[np.float64]:
-    """Each document's mixture of topics, by expectation maximisation with `alpha` words a topic."""
+    """Fit each document's mixture of topics by EM, with `alpha` pseudo-words per topic."""
     document, word = shown
     num_documents = int(document.max(initial=-1)) + 1
     of_words = topics[:, word].T
@@ -339,7 +339,7 @@ def fit_mixtures(
 
 
 def split_documents(document: Ints, word: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-    """Every other word of each document is shown, and the rest hidden."""
+    """Show every other word of each document, and hide the rest."""
     order = np.argsort(document, kind="stable")
     document, word = document[order], word[order]
     _, starts, counts = np.unique(document, return_index=True, return_counts=True)

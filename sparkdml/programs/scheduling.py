@@ -1,9 +1,9 @@
-"""Which parameters may be worked on at the same time: pure functions for `schedule`.
+"""Which parameters may be changed at the same time: pure functions for `schedule`.
 
-Rotation: as many blocks as workers, and in each round every worker has another one (the strata of
-Gemulla et al. 2011, "Large-scale matrix factorization with distributed stochastic gradient
-descent"). Dynamic: parameters are drawn by how far they moved lately, and of those drawn, the ones
-that depend too much on one drawn before them wait (Lee et al. 2014, STRADS).
+Rotation: there are as many blocks as workers, and in each round every worker has a different one
+(the strata of Gemulla et al. 2011, "Large-scale matrix factorization with distributed stochastic
+gradient descent"). Dynamic: parameters are drawn by how far they moved recently, and those that
+depend too much on one drawn before them wait (Lee et al. 2014, STRADS).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ CROWDED = 0.5
 
 
 def rotate(worker: int, round: int, num_blocks: int) -> int:
-    """The block of a worker in a round. In `num_blocks` rounds every worker meets every block."""
+    """Return a worker's block in a round; it has each block once in `num_blocks` rounds."""
     return (worker + round) % num_blocks
 
 
 def block_of(indices: Ints, num_blocks: int) -> Ints:
-    """The block that each index belongs to: dealt like cards, for neighbours are often alike."""
+    """Return each index's block: round-robin, since neighbouring indices are often similar."""
     return indices % num_blocks
 
 
@@ -32,15 +32,15 @@ def rows_of_block(block: int, num_blocks: int, num_rows: int) -> Ints:
 
 
 def place_in_block(indices: Ints, num_blocks: int) -> Ints:
-    """Where in `rows_of_block` of its own block each index stands."""
+    """Return the position of each index in `rows_of_block` of its own block."""
     return indices // num_blocks
 
 
 def draw(priorities: Floats, count: int, dice: np.random.Generator) -> Ints:
-    """`count` different indices, likelier the higher their priority, the first drawn first.
+    """Draw `count` different indices in proportion to their priorities, in the order of drawing.
 
-    The largest of log(priority) plus Gumbel noise are a draw without replacement (Efraimidis and
-    Spirakis 2006).
+    The largest values of log(priority) plus Gumbel noise are a draw without replacement (Efraimidis
+    and Spirakis 2006).
     """
     keys = np.log(priorities) + dice.gumbel(size=len(priorities))
     count = min(count, len(keys))
@@ -49,12 +49,12 @@ def draw(priorities: Floats, count: int, dice: np.random.Generator) -> Ints:
 
 
 def independent(gram: Floats, threshold: float, most: int) -> Ints:
-    """Of columns with these products, up to `most` that may be changed at the same time.
+    """Choose up to `most` columns, given their products, that may be changed at the same time.
 
     Greedy, in order: a column waits if it correlates at `threshold` or more with one chosen before
-    it. It also waits where the correlations of any chosen column would add up to `CROWDED`: below
-    that the products are less than one and a half times their diagonal, so that changing all
-    columns at once makes the objective better by at least half of what each promised alone.
+    it. It also waits if the correlations of any chosen column would add up to `CROWDED`: below that
+    the products are less than one and a half times their diagonal, so changing all columns at once
+    improves the objective by at least half of the sum of their separate improvements.
     """
     norms = np.sqrt(np.diag(gram))
     norms[norms == 0] = 1.0  # a column of zeros depends on nothing
@@ -76,14 +76,14 @@ def independent(gram: Floats, threshold: float, most: int) -> Ints:
 
 
 def disjoint_batches(*columns: Ints) -> list[Ints]:
-    """All entries, cut into batches in which no value of any column comes twice.
+    """Cut all entries into batches in which no value of any column occurs twice.
 
-    What a batch's entries change is then theirs alone, so that taking a batch at once equals taking
-    its entries one after the other, in any order. Each entry goes into the first batch that has
+    No two entries of a batch change the same values, so processing a batch at once equals
+    processing its entries one by one, in any order. Each entry goes into the first batch that has
     none of its values (a greedy edge colouring): with two columns there are fewer than twice as
-    many batches as the most frequent value has entries, mostly hardly more than that.
+    many batches as the most frequent value has entries, and usually hardly more than that.
     """
-    # A bit for each batch that has the value already: Python's whole numbers are long enough.
+    # A bit for each batch that already has the value: Python's integers have unlimited length.
     seen = [[0] * (int(column.max(initial=-1)) + 1) for column in columns]
     batch_of = np.empty(len(columns[0]), dtype=np.int64)
     for entry, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):

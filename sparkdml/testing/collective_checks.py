@@ -72,7 +72,7 @@ def allreduce_takes_strided_tensors(comm: Communicator) -> None:
 
 @check
 def allreduce_takes_tensors_that_are_negated_by_a_mark(comm: Communicator) -> None:
-    """Which a sum of the memory would not betray, but the largest of it does."""
+    """A sum over the memory would not reveal the fault, but its maximum does."""
     ops: tuple[tuple[ReduceOp, ReduceOp], ...] = (("sum", "sum"), ("max", "min"))
     for op, of_the_opposite in ops:
         expected = -reduced(comm.size, of_the_opposite, 1)
@@ -94,7 +94,7 @@ def allreduce_takes_parameters(comm: Communicator) -> None:
 def asynchronous_allreduces_overlap(comm: Communicator) -> None:
     tensors = [of_rank(comm.rank, 1 + index % 3) for index in range(100)]
     works = [comm.allreduce_async_(tensor) for tensor in tensors]
-    # Each rank waits in an order of its own: waiting is no collective.
+    # Each rank waits in its own order: waiting is not a collective.
     for work in works if comm.rank % 2 else reversed(works):
         work.wait()
         work.wait()
@@ -115,7 +115,7 @@ def a_collective_may_run_while_an_allreduce_is_under_way(comm: Communicator) -> 
 
 @check
 def a_repeated_allreduce_reduces_what_is_there_each_time(comm: Communicator) -> None:
-    """One that is short, one of several chunks: begun together, and again in the other order."""
+    """A short one and one of several chunks: begun together, and again in the other order."""
     tensors = [torch.empty(100), torch.empty(700_000)]
     begin = [comm.repeated(tensor) for tensor in tensors]
     for turn, order in enumerate(([0, 1], [1, 0], [0], [1])):
@@ -196,7 +196,7 @@ def broadcast_from_every_root(comm: Communicator) -> None:
     strided.copy_(of_rank(comm.rank, 2, 3))
     equal(comm.broadcast_(strided).contiguous(), of_rank(0, 2, 3))
     equal(comm.broadcast_(of_rank(comm.rank)), of_rank(0))
-    for dtype in MOVED_DTYPES:  # a single item of several, which torch takes for contiguous
+    for dtype in MOVED_DTYPES:  # a single item of several, which torch considers contiguous
         single = of_rank(comm.rank, 4, dtype=dtype)[::2][:1]
         equal(comm.broadcast_(single), of_rank(0, 1, dtype=dtype))
     equal(comm.broadcast_(torch.empty(0, 2)), torch.empty(0, 2))
@@ -204,7 +204,7 @@ def broadcast_from_every_root(comm: Communicator) -> None:
 
 @check
 def broadcast_fills_what_is_conjugated_or_negated_by_a_mark(comm: Communicator) -> None:
-    """As torch does: the memory of such a tensor is not what it says."""
+    """As in torch: the memory of such a tensor differs from its values."""
     for tensor in marked_tensors(comm.rank):
         comm.broadcast_(tensor)
         for expected in marked_tensors(0):
@@ -225,7 +225,7 @@ def allgather_keeps_rank_order_and_dtype(comm: Communicator) -> None:
 
 @check
 def allgather_takes_uneven_and_empty_first_dimensions(comm: Communicator) -> None:
-    # Several sizes in turn, for backends that remember what they saw under a name.
+    # Several sizes in turn, for backends that cache tensors by name.
     for turn in range(4):
         lengths = [(rank * 3 + turn) % 4 for rank in range(comm.size)]
         mine = torch.full((lengths[comm.rank], 2), comm.rank, dtype=torch.int64)

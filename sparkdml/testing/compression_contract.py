@@ -1,11 +1,11 @@
-"""The contract suite of compression: subclass it, and say which schemes it is to be run over.
+"""The contract suite of compression: subclass it, and list the schemes to test.
 
     class TestMine(CompressionContract):
         cases = {"Mine": CompressionCase(lambda: Mine(fraction=0.25))}
 
-It reduces made-up gradients of a small model, cut into several buckets, on threads. That a model
-still learns, and that an interrupted run resumes with the same bits, is what the suite of
-strategies says of `AllReduce(compression=Mine(…), bucket_bytes=600)`: run both.
+It reduces made-up gradients of a small model, cut into several buckets, on threads. The suite of
+strategies checks that a model still learns, and that an interrupted run resumes with the same bits,
+with `AllReduce(compression=Mine(…), bucket_bytes=600)`: run both.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class CompressionCase:
 
     Args:
         make: a typical setting.
-        tolerance: how far the sum that arrives may be from the exact one, as a part of its norm: of
-            each step, or with error feedback of the mean of 256 steps with the same gradients.
-        bad: what must be refused: functions, with a word of the message (the parameter's name).
+        tolerance: how much the compressed sum may differ from the exact one, relative to its norm:
+            in each step, or with error feedback in the mean of 256 steps with the same gradients.
+        bad: functions that must raise, each with a word of the message (the parameter's name).
     """
 
     make: Callable[[], Compression]
@@ -72,7 +72,7 @@ class Reduction:
         return self.params.grads.clone(), self.params.stats.clone()
 
     def fill(self, gradients: Tensor, rows: float, weight: float = 0.0) -> None:
-        """As after this rank's backward pass."""
+        """Set the gradients as after this rank's backward pass."""
         self.params.zero()
         self.params.grads.copy_(gradients)
         self.params.stats[ROWS] = rows
@@ -80,7 +80,7 @@ class Reduction:
 
 
 class OnlyAllreduce:
-    """A communicator that refuses everything but an asynchronous allreduce while it is told to."""
+    """A communicator that can be set to refuse everything except an asynchronous allreduce."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -97,7 +97,7 @@ class OnlyAllreduce:
 
 
 def made_up(*shape: int) -> Tensor:
-    """Gradients of that many steps, ranks, …, for the parameters of the suite's model."""
+    """Return gradients of this many steps, ranks, …, for the parameters of the suite's model."""
     count = sum(parameter.numel() for parameter in make_reader().parameters())
     return torch.randn(*shape, count, generator=torch.Generator().manual_seed(1))
 
@@ -111,7 +111,7 @@ class CompressionContract:
         if "case" in metafunc.fixturenames:
             metafunc.parametrize("case", self.cases.values(), ids=self.cases.keys())
 
-    # -- what arrives ---------------------------------------------------------------------------
+    # -- what is received -----------------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_ranks_get_the_same_sums_and_exact_stats(
@@ -155,7 +155,7 @@ class CompressionContract:
     def test_residuals_of_full_batches_do_not_swamp_a_short_one(
         self, case: CompressionCase
     ) -> None:
-        """They are in units of a row's gradient, and weigh as much as the rows beside them."""
+        """Residuals are in units of a row's gradient, and have the weight of the other rows."""
         per_row, rows = made_up(), [64.0, 64.0, 64.0, 64.0, 1.0]
 
         def reduce_steps(comm: Communicator) -> list[float]:
@@ -185,7 +185,7 @@ class CompressionContract:
     # -- when it is sent ------------------------------------------------------------------------
 
     def test_only_an_allreduce_begins_in_backward(self, case: CompressionCase) -> None:
-        """There, other ranks may be waiting for another message of this one (SyncBatchNorm's)."""
+        """Then other ranks may be waiting for another message of this one (SyncBatchNorm's)."""
 
         def reduce_once(comm: Communicator) -> None:
             watched = OnlyAllreduce(comm)
@@ -253,6 +253,6 @@ class CompressionContract:
 
 
 def as_restored(state: State) -> dict[str, Any]:
-    """What a checkpoint would bring back: through its encoding, so no tensor is shared."""
+    """Return what a checkpoint would restore: encoded and decoded, so no tensor is shared."""
     decoded = decode(b"".join(Stream(*take_apart(state))), "a state")
     return {name: entry.value for name, entry in decoded.items()}

@@ -18,7 +18,7 @@ from sparkdml.training.plan import Schedule
 
 @dataclass
 class Saved:
-    """One checkpoint: as much of a manifest as a training looks at, and its parts by rank."""
+    """One checkpoint: the part of a manifest that a training reads, and its parts by rank."""
 
     step: int
     kind: Kind
@@ -46,7 +46,7 @@ class MemoryCheckpoints:
 
     @property
     def newest(self) -> Saved | None:
-        """The last one that every rank has saved."""
+        """Return the last checkpoint that every rank has saved."""
         return next((saved for saved in reversed(self._saved) if saved.is_complete), None)
 
     def put(self, saved: Saved, rank: int | None, state: State) -> None:
@@ -54,7 +54,7 @@ class MemoryCheckpoints:
         self.take_in(saved)
 
     def take_in(self, saved: Saved) -> None:
-        """Parts of a checkpoint, of which others may be there already."""
+        """Add parts of a checkpoint, which may already have others."""
         with self._lock:
             for known in self._saved:
                 if (known.step, known.kind, known.size) == (saved.step, saved.kind, saved.size):

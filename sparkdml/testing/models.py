@@ -168,7 +168,7 @@ def make_autoencoder() -> nn.Module:
 def autoencoder_step(
     module: Any, batch: Batch, ctx: StepContext
 ) -> tuple[Tensor, dict[str, Tensor | float]]:
-    """One value a row, and two numbers beside it."""
+    """Return one value per row, and two numbers beside it."""
     code = module[0](batch["x"])
     error = ((module[1](code) - batch["x"]) ** 2).mean(dim=1)
     return error, {"code_size": code.abs(), "is_training": float(ctx.training)}
@@ -179,7 +179,7 @@ def make_embedding() -> nn.Module:
 
 
 def contrastive_step(module: Any, batch: Batch, ctx: StepContext) -> Tensor:
-    """Two noisy views of a point are nearer to each other than to other points of the batch."""
+    """Two noisy views of a point should be closer to each other than to other points."""
     first = F.normalize(module(batch["x"] + 0.05 * batch["noise"]), dim=1)
     second = F.normalize(module(batch["x"] - 0.05 * batch["noise"]), dim=1)
     scores = first @ second.T / 0.2

@@ -1,7 +1,7 @@
 """Train on processes: a strategy's whole loop over a real backend, without Spark.
 
-As `train_on_threads`, so that the contract suite of strategies runs over torch.distributed and
-Horovod, too. A driver service of the strategy stays here, and is asked over a socket.
+Like `train_on_threads`, so that the contract suite of strategies also runs over torch.distributed
+and Horovod. The strategy's driver service stays in this process, and answers over a socket.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_GANGS = 2
 
 @dataclass(frozen=True)
 class Trained:
-    """What is left of a rank's `Training` once its process is done with it."""
+    """The parts of a rank's `Training` that its process returns."""
 
     module: nn.Module
     history: list[dict[str, float]]
@@ -63,7 +63,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rank ended, and what it had saved by then."""
+    """How a rank ended, and what it had saved."""
 
     trained: Trained | None
     error: Exception | None
@@ -72,15 +72,15 @@ class Outcome:
 
 
 class ProcessTrainer:
-    """Called as `train_on_threads` is. Its processes stay for the next call of as many ranks.
+    """Called like `train_on_threads`; its processes stay for later calls on as many ranks.
 
-    Not indefinitely: Horovod's threads look for work all the time, and a few idle gangs of them
+    They don't stay indefinitely: Horovod's threads poll for work all the time, and a few idle gangs
     leave no core to the one that trains.
     """
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._gangs: list[RankProcesses] = []  # the one that was used last comes last
+        self._gangs: list[RankProcesses] = []  # the most recently used one is last
 
     def __call__(
         self,
@@ -110,7 +110,7 @@ class ProcessTrainer:
         for saved in (saved for outcome in outcomes for saved in outcome.saved):
             assert checkpoints is not None
             checkpoints.take_in(saved)
-        # What went wrong comes first, then what the others noticed of it.
+        # The cause comes first, then the errors that follow from it.
         for outcome in sorted(outcomes, key=lambda outcome: outcome.is_effect):
             if outcome.error is not None:
                 raise outcome.error
@@ -120,7 +120,7 @@ class ProcessTrainer:
         self, assignment: RankAssignment, every: int | None, place: ServiceAddress
     ) -> list[Outcome]:
         processes = self._gang(assignment.count)
-        # Bytes: torch would send tensors by handles on memory that belongs to this process.
+        # Bytes: torch would send tensors as handles of memory that belongs to this process.
         told = processes.run(train_task, pickle.dumps(assignment), every, place)
         outcomes: list[Outcome] = [pickle.loads(one) for one in told]
         if any(outcome.error for outcome in outcomes):  # their communicators are aborted
@@ -143,7 +143,7 @@ class ProcessTrainer:
 def train_task(
     gang: Communicator, assignment_pickled: bytes, every: int | None, place: ServiceAddress
 ) -> bytes:
-    """In every rank: an `Outcome`, pickled."""
+    """Runs in every rank; returns a pickled `Outcome`."""
     assignment: RankAssignment = pickle.loads(assignment_pickled)
     checkpoints = None if every is None else MemoryCheckpoints(every)
     assignment = replace(assignment, checkpoints=checkpoints, driver_service=RemoteService(place))
@@ -163,7 +163,7 @@ def train_task(
 
 @dataclass(frozen=True)
 class ServiceAddress:
-    """Where it can be asked."""
+    """The address at which it answers."""
 
     port: int
     token: str
@@ -171,7 +171,7 @@ class ServiceAddress:
 
 @contextmanager
 def served(driver_service: DriverService | None) -> Iterator[ServiceAddress]:
-    """By the driver's own control server, as in a cluster."""
+    """Serve through the driver's own control server, as in a cluster."""
 
     def answer(task: Hello, question: Question) -> Any:
         assert driver_service is not None, "the strategy has no driver service"
@@ -229,4 +229,4 @@ class RemoteService:
         """All ranks join at the start."""
 
     def on_leave(self, peer: TaskIdentity, outcome: str) -> None:
-        """None is started again."""
+        """No rank is restarted."""

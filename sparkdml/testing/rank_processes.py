@@ -1,4 +1,4 @@
-"""Ranks as real processes on this machine, for tests of what needs them.
+"""Ranks as real processes on this machine, for tests that need them.
 
 They are forked from a server that has imported torch once, and stay for many calls.
 """
@@ -29,7 +29,7 @@ if horovod_available():
 
 
 class RankFailed(AssertionError):
-    """Functions raised in some ranks; `errors` has the traceback of each."""
+    """Some ranks raised errors; `errors` has the traceback of each."""
 
     def __init__(self, errors: dict[int, str]) -> None:
         self.errors = errors
@@ -93,7 +93,7 @@ class RankProcesses:
     def run(
         self, function: Callable[..., Any], *args: Any, ranks: list[int] | None = None
     ) -> list[Any]:
-        """Run a module-level `function(comm, *args)` on every rank (or these), results in order.
+        """Run a module-level `function(comm, *args)` on every rank (or these); results in order.
 
         After a failure the ranks may disagree on the next call, so they are restarted.
         """
@@ -109,7 +109,7 @@ class RankProcesses:
     def begin(
         self, function: Callable[..., Any], *args: Any, ranks: list[int] | None = None
     ) -> None:
-        """Tell the ranks to run the function, and don't wait for them."""
+        """Start the function on the ranks, without waiting for it."""
         if not self._processes:
             self.start()
         place = (function.__module__, inspect.getfile(function), function.__qualname__)
@@ -117,7 +117,7 @@ class RankProcesses:
             self._pipes[rank].send((place, args))
 
     def finish(self, ranks: list[int]) -> tuple[dict[int, Any], dict[int, str]]:
-        """What came of it: results, and tracebacks of the ranks that raised, died or are silent."""
+        """Return results, and tracebacks of the ranks that raised, died or don't respond."""
         deadline = time.monotonic() + self.timeout_seconds
         results: dict[int, Any] = {}
         errors: dict[int, str] = {}
@@ -135,7 +135,7 @@ class RankProcesses:
                 except (EOFError, ConnectionResetError):
                     self._processes[rank].join()
                     errors[rank] = f"the process ended with {self._processes[rank].exitcode}\n"
-            if errors:  # the others probably wait for it in vain
+            if errors:  # the others are probably waiting for it
                 deadline = min(deadline, time.monotonic() + self.patience_seconds)
         for rank in awaited.values():
             errors[rank] = "no answer\n"
@@ -168,7 +168,7 @@ class RankProcesses:
 
 
 def _serve(pipe: Connection, backend: str | None, world: World) -> None:
-    """A rank's process: open once, then run what is asked for until the pipe closes."""
+    """A rank's process: open once, then run the requested functions until the pipe closes."""
     import torch
 
     torch.set_num_threads(1)
@@ -188,7 +188,7 @@ def _serve(pipe: Connection, backend: str | None, world: World) -> None:
 
 
 def _load(module_name: str, path: str, name: str) -> Callable[..., Any]:
-    """The function by its module or, for a test file that can't be imported by name, its file."""
+    """Find a function by its module, or by its file if it is in a test file."""
     module: ModuleType
     if module_name in sys.modules:
         module = sys.modules[module_name]

@@ -49,7 +49,8 @@ class ServedContext(ThreadContext):
         self.comm = self.gang = comm
 
     def ask(self, what: str, timeout_seconds: float = 30.0, **fields: Any) -> Any:
-        # In a cluster the driver would end this task. Servers still hear who is lost.
+        # In a cluster the driver would end this task. Servers must still learn which tasks are
+        # lost.
         if what == "collective" and self._run.failed.is_set():
             raise CommunicationError("the run has failed elsewhere")
         return self._run.driver_service.answer(self._peer, what, fields)
@@ -58,7 +59,7 @@ class ServedContext(ThreadContext):
         return self._run.over.wait(timeout_seconds)
 
     def ingest(self) -> None:
-        """Everything is in memory."""
+        """All data is in memory."""
 
 
 class ServedRun:
@@ -77,7 +78,7 @@ class ServedRun:
     def do(
         self, role: str, rank: int, work: Callable[[TaskIdentity], Any], max_attempts: int = 1
     ) -> Any:
-        """Run like a task: the driver service is told of its start and end; it may be restarted."""
+        """Run like a task: the driver service learns of its start and end; it may be restarted."""
         for attempt in range(max_attempts):
             peer = TaskIdentity(role, rank, attempt, "127.0.0.1")
             self.driver_service.on_join(peer)
@@ -108,10 +109,10 @@ def train_served(
     max_attempts: int = 1,
     on_start: Callable[[ServedRun], None] = lambda run: None,
 ) -> list[Training]:
-    """As `train_on_threads`, for strategies with servers, whose workers are a gang or not.
+    """Like `train_on_threads`, for strategies with servers, with or without a gang.
 
-    A worker that fails with `Injected` is started again, up to `max_attempts`, as Spark does.
-    `on_start` is given what all tasks of the run share.
+    A worker that fails with `Injected` is restarted, up to `max_attempts`, as in Spark. `on_start`
+    receives the state that all tasks of the run share.
     """
     size = len(parts)
     roles = strategy_of().roles(size)
@@ -183,6 +184,6 @@ def train_served(
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """All rows as one part."""
+    """Return all rows as one part."""
     names = list(parts[0]) if parts else []
     return {name: torch.cat([part[name] for part in parts]) for name in names}

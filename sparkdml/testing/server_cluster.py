@@ -1,8 +1,6 @@
 """A server group on threads of this process, with the real wire on loopback.
 
-Workers on threads, each with a communicator and its end of a store on real servers.
-
-A server group on threads of this process: what its tasks do in Spark, without Spark.
+Its workers are threads, each with a communicator and a client of real servers; Spark is not needed.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ServerCluster:
-    """Servers, and the membership that a driver would have. Other settings: of `ServerConfig`."""
+    """Servers, and the membership that a driver would have. Other settings are `ServerConfig`'s."""
 
     def __init__(
         self,
@@ -66,7 +64,7 @@ class ServerCluster:
         there.wait(10)
 
     def stop_server(self, server_id: int) -> None:
-        """End one at once, as a crash would; the membership finds out by itself, or is told."""
+        """End a server at once, as a crash would; the membership notices by itself, or is told."""
         self.nodes.pop(server_id).stop()
         self._threads.pop(server_id).join(timeout=10)
 
@@ -106,10 +104,10 @@ def run_workers(
     timeout_seconds: float = 60.0,
     **settings: Any,
 ) -> list[Result]:
-    """Run `fn(comm, store)` in every worker; their results in rank order.
+    """Run `fn(comm, store)` in every worker; return their results in rank order.
 
-    `settings` are those of `ServerConfig`; without a `consistency` no worker waits, as
-    suits programs that keep in step by their rounds.
+    `settings` are those of `ServerConfig`; without a `consistency` no worker waits,
+    which suits programs whose rounds synchronize them.
     """
     settings = {"consistency": TAP(), **settings}
     with ServerCluster(num_servers, num_workers, **settings) as cluster:
@@ -125,7 +123,7 @@ JOIN_SECONDS = 20.0
 
 
 class ThreadedGroup:
-    """As `ServerGroup`, as far as a strategy sees it."""
+    """A `ServerGroup`, as far as a strategy uses it."""
 
     def __init__(self, num_servers: int = 2) -> None:
         self.num_servers = num_servers
@@ -138,7 +136,8 @@ class ThreadedGroup:
         )
 
     def lose_server(self, rank: int) -> None:
-        """End one with all that it holds; the driver service is told, as of a lost task."""
+        """End a server with all that it holds; the driver service learns of it, as of a lost
+        task."""
         self._tasks.pop(rank).end("lost")
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Servers as real processes on this machine, to be killed; the membership stays with the caller."""
+"""Servers as real processes on this machine, which tests kill; the caller has the membership."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRELOADED = ["sparkdml.testing.server_processes"]
 
 
 class ServerProcesses(ServerCluster):
-    """A group whose servers have processes of their own."""
+    """A group whose servers run in their own processes."""
 
     def __init__(self, num_servers: int = 2, num_workers: int = 1, **settings: Any) -> None:
         super().__init__(num_servers, num_workers, **settings)
@@ -33,7 +33,7 @@ class ServerProcesses(ServerCluster):
         self._processes[server_id] = self._start(_serve, (server_id, self.config), {})
 
     def run_workers(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """`function(client, *args)`, of a module, in `count` processes; what each returned."""
+        """Run a module's `function(client, *args)` in `count` processes; return their results."""
         results: dict[int, Any] = {}
         processes = [
             self._start(_work, (worker, self.config, function, args), results)
@@ -59,7 +59,7 @@ class ServerProcesses(ServerCluster):
         return process
 
     def _answer(self, pipe: Connection, results: dict[int, Any]) -> None:
-        """Until the process is gone."""
+        """Wait until the process has ended."""
         with pipe:
             while True:
                 try:
@@ -72,7 +72,7 @@ class ServerProcesses(ServerCluster):
                     return
 
     def kill(self, server_id: int) -> None:
-        """As the kernel would: no last words. The membership finds out by the silence."""
+        """Kill it without a final message; the membership notices the missing heartbeats."""
         process = self._processes.pop(server_id)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -101,7 +101,7 @@ def _ask_through(pipe: Connection) -> Ask:
                 pipe.send((what, fields))
                 return pipe.recv()
             except (EOFError, OSError):
-                os._exit(1)  # the caller is gone
+                os._exit(1)  # the caller has ended
 
     return ask
 

@@ -1,11 +1,11 @@
-"""The contract suite of stores: subclass it, say how to open yours.
+"""The contract suite of stores: subclass it, and override the fixture that opens yours.
 
     class TestMine(StoreContract):
         @pytest.fixture
         def open_store(self, tmp_path):
             return lambda: MyStore(tmp_path)
 
-Each call of `open_store` opens the same, initially empty, place, as another process would.
+Each call of `open_store` opens the same, initially empty, store, as another process would.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The contract suite of strategies: subclass it, and say which ones it is to be run over.
+"""The contract suite of strategies: subclass it, and list the strategies to test.
 
     class TestMine(StrategyContract):
         cases = {"Mine": Case(lambda: Mine(steps=4), plain=lambda: Mine(steps=1), plain_workers=3)}
 
-Everything runs in memory, and on threads unless a case has another `train`, with the same
-arguments: `ProcessTrainer` for a real backend, `train_served` for strategies with servers.
+Everything runs in memory, and on threads unless a case has another `train` with the same arguments:
+`ProcessTrainer` for a real backend, `train_served` for strategies with servers.
 """
 
 from __future__ import annotations
@@ -44,18 +44,22 @@ class Case:
     """A strategy as the suite runs it.
 
     Args:
-        make: a typical setting, for 1 to 4 workers and some 20 steps of a rank in an epoch.
-        plain: the degenerate setting, which equals plain SGD without momentum…
-        plain_workers: …on this number of workers, with their batches put together…
-        plain_lr: …and with this times the learning rate (an average halves it, for instance).
-        lr: the learning rate that it learns digits with.
-        max_loss: what it must reach on all rows of digits in `epochs` epochs, with 2 to 4 workers.
-        ends_alike: whether all ranks have the same parameters in the end.
+        make: makes the strategy with typical settings, for 1 to 4 workers and some 20 steps per
+            rank in an epoch.
+        plain: makes it with the degenerate settings that equal plain SGD without momentum.
+        plain_workers: the number of workers on which they do, with the workers' batches joined.
+        plain_lr: the factor of plain SGD's learning rate (an average halves it, for instance).
+        lr: the learning rate with which it learns the digits.
+        max_loss: the loss that it must reach on all rows of the digits in `epochs` epochs, with 2
+            to 4 workers.
+        ends_alike: whether all ranks have the same parameters at the end.
         resumes_exactly: whether a run that is interrupted and resumed ends with the same bits.
-        rows_move: whether a rank may train on another's rows.
-        bad: what must be refused: functions, with a word of the message (the parameter's name).
-        train: `train_on_threads`, or what runs it elsewhere, or its other roles, too.
-        slow: whether it is a further setting of one that is run anyway, for `pytest -m slow`.
+        rows_move: whether a rank may train on another rank's rows.
+        bad: functions that must raise, each with a word of the message (the parameter's name).
+        train: `train_on_threads`, or a function that runs the strategy elsewhere, or its other
+            roles, too.
+        slow: whether the case runs only with `pytest -m slow`, because another one has the same
+            strategy.
     """
 
     make: Callable[[], Strategy]
@@ -74,7 +78,7 @@ class Case:
 
 
 def slowly(value: Any) -> Any:
-    """More of the same, for those who have the time: `pytest -m slow`."""
+    """Mark an additional case, which runs only with `pytest -m slow`."""
     return pytest.param(value, marks=pytest.mark.slow)
 
 
@@ -99,7 +103,7 @@ class StrategyContract:
 
     @pytest.fixture
     def case(self, request: pytest.FixtureRequest) -> Case:
-        """A subclass may put another `train` into it."""
+        """Return the case; a subclass may replace its `train`."""
         case: Case = request.param
         return case
 
@@ -132,7 +136,7 @@ class StrategyContract:
     @pytest.mark.parametrize("sizes", [[37, 5, 0, 64], slowly([0, 21]), [6]])
     def test_uneven_parts_and_ranks_without_rows(self, case: Case, sizes: list[int]) -> None:
         parts = cut(digits(200), sizes)
-        # Where rows move, a rank's share may be one row, of which BatchNorm makes nothing.
+        # Where rows move, a rank's share may be one row, on which BatchNorm fails.
         model = make_reader if case.rows_move else make_normed_reader
         plan = digits_plan(lr=0.1, model=model)
         trainings = case.train(case.make, plan, Schedule(2, BATCH), parts)
@@ -197,7 +201,7 @@ class StrategyContract:
         assert trainings[0].history[-1]["loss"] < first[0].history[0]["loss"]
 
     def test_more_epochs_later_are_the_same_as_at_once(self, case: Case) -> None:
-        """A run's last checkpoint has the state to resume from, beside the result."""
+        """A run's last checkpoint has the state to resume from, in addition to the result."""
         if not case.resumes_exactly:
             pytest.skip("it promises no exact resumption")
         plan, parts = digits_plan(lr=0.1, momentum=0.5), cut(digits(72), [40, 32])
@@ -262,7 +266,7 @@ class StrategyContract:
 
 
 def told(training: Any) -> list[dict[str, Any]]:
-    """The history, but for how long it took."""
+    """Return the history without its times."""
     return [
         {name: value for name, value in row.items() if "second" not in name}
         for row in training.history

@@ -32,7 +32,7 @@ Rows = dict[str, Tensor]
 
 
 class ThreadContext:
-    """What a strategy needs of a worker's context, on rows that are in memory."""
+    """The part of a worker's context that a strategy needs, on rows that are in memory."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class ThreadContext:
         return self.read(BatchRequest(batch_size, epoch, shuffle))
 
     def read(self, request: BatchRequest) -> Iterator[Batch]:
-        """The rows in order: with `epoch` and `shuffle` a real feed would do more."""
+        """Yield the rows in order; a real feed would use `epoch` and `shuffle`, too."""
         return _cut(self._rows, request.batch_size, request.rows_before)
 
     def position_after(self, num_rows: int, request: BatchRequest) -> Ints:
-        """As if all rows were in the one shard that has this rank's number."""
+        """Return the counts as if all rows were in one shard, with this rank's number."""
         position = nothing_read()
         position[self.rank] = request.rows_before + num_rows
         return position
@@ -77,7 +77,7 @@ class ThreadContext:
         return len(next(iter(self._rows.values())))
 
     def pool(self, epoch: int = 0, shuffle: bool = True, position: Ints | None = None) -> Any:
-        """All ranks' rows, in the order of `feed`."""
+        """Return all ranks' rows, in the order of `feed`."""
         start = 0 if position is None else int(position.sum())
         columns = [self.comm.allgather(values[start:]) for values in self._rows.values()]
         return MemoryPool(
@@ -106,20 +106,20 @@ class ThreadContext:
         return _cut(self._held_out, batch_size)
 
     def reached(self, step: int) -> None:
-        """There are no observers."""
+        """Do nothing: there are no observers."""
 
     def on_stop_request(self, handle: Any) -> None:
-        """There is no driver who might ask."""
+        """Do nothing: there is no driver."""
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
 
     def flush_events(self) -> None:
-        """No driver is waiting."""
+        """Do nothing: no driver is waiting."""
 
 
 class MemoryPool:
-    """As `feed.pool.Pool`, and a source of leased pieces, of rows that are in memory."""
+    """A `feed.pool.Pool` and a source of leased pieces, for rows that are in memory."""
 
     drops_last = False
 
@@ -165,12 +165,12 @@ def train_on_threads(
     seed: int = 0,
     checkpoints: MemoryCheckpoints | None = None,
 ) -> list[Training]:
-    """One thread for each part of the rows; every rank's `Training` after the run.
+    """Train with a thread for each part of the rows; return every rank's `Training`.
 
-    `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster, and so may
-    `callbacks` be a function; a list of them is shared by the ranks. With `checkpoints` the run
-    resumes from the newest of them, if there is one. Other roles of the strategy's gang have a
-    thread each, too.
+    `strategy_of()` makes a strategy for each rank, as unpickling does in a cluster. `callbacks` can
+    be such a function, too; the ranks share a list. With `checkpoints` the run resumes from the
+    newest of them, if there is one. Tasks of other roles in the strategy's gang also have a thread
+    each.
     """
     run = RankAssignment(
         strategy_of,
@@ -189,7 +189,7 @@ def train_on_threads(
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A run on rows in memory: what each rank of the strategy's gang needs to do its part."""
+    """A run on rows in memory: everything that each rank of the strategy's gang needs."""
 
     strategy_of: Callable[[], Strategy]
     plan: TaskPlan
@@ -256,7 +256,7 @@ def train_rank(
     seed: int = 0,
     role: str = "worker",
 ) -> Training:
-    """One rank's whole run, on a thread or in a process of its own."""
+    """Do one rank's whole run, on a thread or in its own process."""
     with _building:
         torch.manual_seed(seed)
         task = Task(plan, torch.device("cpu"))
@@ -270,7 +270,7 @@ def train_rank(
 def train_alone(
     plan: TaskPlan, batches: Sequence[Rows], seed: int = 0, clip_norm: float | None = None
 ) -> nn.Module:
-    """The reference: plain torch in one process, one step for each given batch."""
+    """Train the reference: plain torch in one process, one step for each given batch."""
     torch.manual_seed(seed)
     module, make_optimizer, loss_of = build_module(plan.model), plan.optimizer, plan.loss
     assert not isinstance(make_optimizer, Mapping), "one optimizer"

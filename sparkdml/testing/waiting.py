@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does: as long as it takes, but not forever."""
+"""Waiting for another thread or process: as long as it takes, up to a limit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PATIENCE_SECONDS = 20.0
 
 
 def wait_until(condition: Callable[[], Value], seconds: float = PATIENCE_SECONDS) -> Value:
-    """The condition's first value that is true."""
+    """Wait until the condition's value is true, and return it."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"it did not come to be within {seconds:g} s")
+            raise AssertionError(f"the condition did not become true within {seconds:g} s")
         time.sleep(0.005)
     return value
