@@ -7,6 +7,8 @@ hash that its manifest records.
 from __future__ import annotations
 
 import hashlib
+import re
+import uuid
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
@@ -110,12 +112,14 @@ class Archive:
         Only the driver that holds the lock may call it, and only while no worker writes.
         """
         names = self.store.names("checkpoints/")
-        whole = {name.rpartition("/")[0] for name in names if name.endswith("/manifest.json")}
+        whole = set(self._ids(set(names)))
         for name in names:
-            if name.rpartition("/")[0] not in whole:
+            _, id, *rest = name.split("/")
+            # Others may keep files of their own in a folder that is called `checkpoints`.
+            if len(rest) == 1 and is_part(rest[0]) and parse_id(id) and id not in whole:
                 self.store.remove(name)
         for name in self.store.names("probes/"):
-            if name != probe:
+            if name != probe and is_probe(name):
                 self.store.remove(name)
 
     def prune(self, keep: Keep, protected: Collection[str] = ()) -> None:
@@ -138,6 +142,19 @@ REPLICATED_PART = "state.safetensors"
 
 def rank_part(rank: int) -> str:
     return f"rank-{rank}.safetensors"
+
+
+def is_part(name: str) -> bool:
+    return re.fullmatch(r"(state|rank-[0-9]+)\.safetensors", name) is not None
+
+
+def new_probe() -> str:
+    """The name of an object that a driver writes, and that its workers look for."""
+    return f"probes/{uuid.uuid4().hex}"
+
+
+def is_probe(name: str) -> bool:
+    return re.fullmatch(r"probes/[0-9a-f]{32}", name) is not None
 
 
 def read_part(store: CheckpointStore, manifest: Manifest, part: Part) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -109,10 +110,10 @@ def checkpoint_id(step: int, submission: int, kind: Kind) -> str:
 
 def parse_id(id: str) -> tuple[int, int, int] | None:
     """Return submission, step and kind, which sort by age; None if the id is not a checkpoint's."""
-    step, _, rest = id.partition("-")
-    submission, _, kind = rest.partition("-")
-    if not (step.isdigit() and submission.isdigit() and kind in KINDS):
+    found = re.fullmatch(rf"([0-9]+)-([0-9]+)-({'|'.join(KINDS)})", id)
+    if found is None:
         return None
+    step, submission, kind = found.groups()
     return int(submission), int(step), KINDS.index(kind)
 
 

@@ -20,6 +20,7 @@ from sparkdml.checkpoint.stores.local import LocalPlace, LocalStore
 from sparkdml.checkpoint.writer import Outgoing, Writer
 from sparkdml.errors import CheckpointError, SetupError
 
+PROBE = f"probes/{1:032x}"
 WORKER = {"host": "here", "device": "cpu", "backend": "torch"}
 
 
@@ -33,7 +34,7 @@ class Driver:
 
     def __init__(self, url, keep=2, parent=None, number=1):
         self.archive = Archive(LocalStore(url))
-        self.archive.store.write("probes/1", [b"x"])
+        self.archive.store.write(PROBE, [b"x"])
         submission = Submission(number, "start", None, 2, time.time(), driver=this_driver())
         self.archive.record(submission)
         self.committed, self.damaged = [], []
@@ -56,9 +57,7 @@ class Driver:
 
 
 def make_ranks(driver, url, size=2, resume=None, number=1, place=None):
-    plan = CheckpointPlan(
-        place or LocalPlace(url), "probes/1", number, resume, parse_every("10 steps")
-    )
+    plan = CheckpointPlan(place or LocalPlace(url), PROBE, number, resume, parse_every("10 steps"))
     made = [Checkpointer(plan, rank, size, WORKER, driver.reporter(rank)) for rank in range(size)]
     MADE.extend(made)
     return made
@@ -295,6 +294,30 @@ def test_what_killed_processes_left_is_swept(url):
     driver.archive.sweep("probes/mine")
     assert store.names("checkpoints/") == before
     assert store.names("probes/") == []
+
+
+def test_a_sweep_leaves_alone_what_others_wrote(url, tmp_path):
+    victim = tmp_path / "victim"
+    for name in ("thesis.txt", "state.safetensors", "0000000007-0001-step/rank-0.safetensors"):
+        (victim / name).parent.mkdir(parents=True, exist_ok=True)
+        (victim / name).write_text("years of work")
+    store = LocalStore(url)
+    others = (
+        "checkpoints/best.pt",
+        "checkpoints/other-project/epoch=9.ckpt",
+        "checkpoints/other-project/state.safetensors",
+        "checkpoints/0000000007-0001-step/notes.txt",
+        "checkpoints/0000000007-0001-step/old/state.safetensors",
+        "checkpoints/²-1-step/state.safetensors",
+        "probes/voyager.png",
+    )
+    for name in others:
+        store.write(name, [b"x"])
+    for name in ("checkpoints/zz", "checkpoints/0000000009-0001-step", "probes/zz"):
+        (tmp_path / "run" / name).symlink_to(victim)
+    Archive(store).sweep("probes/mine")
+    assert store.names() == sorted(others)
+    assert len([path for path in victim.rglob("*") if path.is_file()]) == 3
 
 
 def test_a_driver_beats_while_it_commits(url, monkeypatch):

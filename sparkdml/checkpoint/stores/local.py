@@ -100,9 +100,9 @@ def _files_below(folder: str, prefix: str) -> Iterator[str]:
     except (FileNotFoundError, NotADirectoryError):
         return  # not there yet, or removed while we were listing
     for entry in entries:
-        if entry.is_dir():
+        if entry.is_dir(follow_symlinks=False):
             yield from _files_below(entry.path, f"{prefix}{entry.name}/")
-        else:
+        elif not entry.is_dir():  # what lies behind a link to a folder is not the store's
             yield prefix + entry.name
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import secrets
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdml.checkpoint.archive import Archive
+from sparkdml.checkpoint.archive import Archive, new_probe
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.committer import Committer
 from sparkdml.checkpoint.driver_lock import take_over, this_driver
@@ -92,7 +91,7 @@ class CheckpointedRun:
         if self.replay_from is None:
             self._submissions = take_over(self._archive)
         self._place = self.access.worker_place(self.host, secrets.token_urlsafe(32), self.timeouts)
-        self._probe = None if self.replay_from else f"probes/{uuid.uuid4().hex}"
+        self._probe = None if self.replay_from else new_probe()
         if self._probe is not None:
             self._write_probe(self._probe)
             self._archive.sweep(self._probe)
