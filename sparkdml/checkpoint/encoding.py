@@ -173,5 +173,12 @@ def decode(content: bytes, name: str) -> State:
         length = int.from_bytes(content[:8], "little")
         skeleton = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["skeleton"])
         return put_together(skeleton, safetensors.torch.load(content))
-    except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        safetensors.SafetensorError,
+    ) as error:
         raise CheckpointError(f"{name} is damaged: {error}") from error

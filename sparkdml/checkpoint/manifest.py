@@ -3,11 +3,15 @@
 `checkpoints/<id>/manifest.json` is written after all of its parts, so a checkpoint that has one is
 complete. `submissions/<number>.json` has the workers, the checkpoint that they resumed from, and
 the outcome. The driver writes and reads both; a worker is shipped the manifest it resumes from.
+
+Each ends with a hash of all that stands before it, so that damage to it is noticed. Records of
+earlier versions have none; in these, only what contradicts itself is noticed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -70,9 +74,26 @@ class Manifest:
         try:
             fields["parts"] = tuple(Part(**part) for part in fields["parts"])
             fields["workers"] = tuple(fields["workers"])
-            return cls(**fields)
-        except (KeyError, TypeError) as error:
+            manifest = cls(**fields)
+            manifest._check(name)
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{name} is not a checkpoint's manifest: {error}") from error
+        return manifest
+
+    def _check(self, name: str) -> None:
+        """Raise a ValueError unless its fields fit its name and each other."""
+        for key in ("plan", "data", "metrics"):
+            if not isinstance(getattr(self, key), dict):
+                raise ValueError(f"its {key} is no object")
+        if manifest_name(self.id) != name or parse_id(self.id) is None:
+            raise ValueError(f"it is that of {self.id!r}")
+        if parse_id(self.id) != (self.submission, self.step, KINDS.index(self.kind)):
+            raise ValueError(f"its submission, step or kind is not that of {self.id!r}")
+        if self.workers and len(self.workers) != self.num_workers:
+            raise ValueError(f"it has {self.num_workers} workers and lists {len(self.workers)}")
+        ranks = {part.rank for part in self.parts if part.rank is not None}
+        if not ranks <= set(range(self.num_workers)):
+            raise ValueError(f"it has {self.num_workers} workers and parts of ranks {ranks}")
 
 
 @dataclass(frozen=True)
@@ -130,13 +151,31 @@ def submission_name(number: int) -> str:
 
 
 def _dump(record: Manifest | Submission) -> bytes:
-    return json.dumps(dataclasses.asdict(record), indent=1).encode()
+    return _sealed(json.dumps(dataclasses.asdict(record), indent=1).encode())
+
+
+_SEAL = b',\n "sha256": "'  # at this depth there is no other
+
+
+def _sealed(content: bytes) -> bytes:
+    """The same JSON object, with the hash of its bytes as its last field."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    return content.removesuffix(b"\n}") + _SEAL + sha256.encode() + b'"\n}'
+
+
+def _unsealed(content: bytes, name: str) -> bytes:
+    fields, seal, _ = content.rpartition(_SEAL)
+    if not seal:
+        return content  # of an earlier version, or the seal is damaged: no record has such a field
+    if _sealed(fields + b"\n}") != content:
+        raise CheckpointError(f"{name} is damaged: its SHA-256 differs")
+    return fields + b"\n}"
 
 
 def _load(content: bytes, name: str) -> dict[str, Any]:
     try:
-        fields = json.loads(content)
-    except ValueError as error:
+        fields = json.loads(_unsealed(content, name))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name} is damaged: it is not JSON ({error})") from error
     version = fields.get("version") if isinstance(fields, dict) else None
     if version != VERSION:
