@@ -1,4 +1,4 @@
-"""Where the chaos happens: executors to kill, a small disk to fill, a store to cut off. All real.
+"""The surroundings of a chaos run: real executors to kill, a small disk, a store to cut off.
 
 The executors are those of `local-cluster`, processes of their own. The disk is a tmpfs that holds
 Spark's local directories, which takes the right to mount; without it there is no full disk. The

@@ -1,4 +1,4 @@
-"""Who takes part. The order here is the order of measuring and of the table's rows."""
+"""The contenders, in the order of measuring and of the table's rows."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_any_torch_scheduler_gives_its_own_rates(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_goes_on_from_its_saved_state(name):
+def test_a_scheduler_resumes_from_its_saved_state(name):
     from sparkdml.checkpoint.encoding import put_together, take_apart
     from sparkdml.checkpoint.state import Entry
 

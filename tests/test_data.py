@@ -301,7 +301,7 @@ def test_the_last_batch_can_be_dropped(rows):
 
 @pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 @pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 9])
-def test_a_run_that_fails_goes_on_to_the_same_bits(rows, tmp_path, step):
+def test_a_run_that_fails_resumes_to_the_same_bits(rows, tmp_path, step):
     """With everything in it whose order depends on positions and draws; in epochs 1 and 3."""
     options = {
         "epochs": 3,

@@ -124,7 +124,7 @@ def test_the_same_bits_after_a_fault_with_everything_that_has_a_state(
     assert without_times(fitted.history) == without_times(uninterrupted.history)
 
 
-def test_a_run_that_was_stopped_in_an_epoch_gives_its_model_and_goes_on_when_fit_again(
+def test_a_run_that_was_stopped_in_an_epoch_gives_its_model_and_resumes_when_fit_again(
     points, tmp_path
 ):
     whole = gan(callbacks=[StopAt(0, -1)]).fit(points)

@@ -93,7 +93,7 @@ def test_a_description_tells_weights_apart():
     assert describe_state(state) != describe_state(other)
 
 
-def test_fits_go_on_from_a_model_and_from_its_state(spark, rows):
+def test_fits_start_from_a_model_and_from_its_state(spark, rows):
     first = estimator(epochs=2).fit(rows)
     still = estimator(optimizer=partial(torch.optim.SGD, lr=0.0), seed=99)
     for start in (first, first.module.state_dict()):

@@ -191,7 +191,7 @@ def _train(
 
 
 def _in_a_line(error: Exception) -> str:
-    """What our own errors begin with; of a traceback that Spark brought, what was raised."""
+    """Return the first line of one of our errors, or the last exception in Spark's traceback."""
     text = str(error).strip()
     if isinstance(error, SparkDMLError):
         return text.partition("\n")[0]

@@ -39,7 +39,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a strategy makes of a synchronous step: how often ranks send how much, who does what."""
+    """How a strategy changes a synchronous step: how often ranks send how much, and their work."""
 
     strategy: str  # as it is written
     steps: int = 1  # between two synchronizations

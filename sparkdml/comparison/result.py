@@ -58,7 +58,7 @@ def distance(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> fl
 
 
 def on_frontier(costs: Sequence[Sequence[float]]) -> list[bool]:
-    """Which of them no other one beats: at least as good in everything, and better in something."""
+    """The Pareto-optimal ones: no other is as good in everything and better in something."""
 
     def beats(one: Sequence[float], other: Sequence[float]) -> bool:
         pairs = list(zip(one, other, strict=True))

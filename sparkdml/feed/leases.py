@@ -227,8 +227,8 @@ class LeaseService:
         max_batches: the longest lease, in batches.
         lease_seconds: how long a worker may go without using a row of its lease. None: forever,
             as in a gang, of which no member can be lost alone; then no worker waits for leases that
-            may come back.
-        backs_up: whether idle workers are given of what slow ones have not used yet.
+            may be returned.
+        backs_up: whether idle workers are leased rows that slow ones have not used yet.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class FeedPlan:
-    """What the worker must know to read its rows."""
+    """Everything that a worker needs to read its rows."""
 
     columns: tuple[Column, ...]  # that become tensors as they are
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Which of a parameter server's arguments go with which consistency model and which optimizer.
+"""Checks a parameter server's arguments against its consistency model and the optimizer.
 
 Pure functions, called at the driver before any job; `updater_of`, which translates the user's
 optimizer into the servers' own, is called in workers too.

@@ -1,4 +1,4 @@
-"""What all members of a server group must agree on: shipped to servers and workers as it is."""
+"""The configuration that all members of a server group share: shipped to servers and workers."""
 
 from __future__ import annotations
 

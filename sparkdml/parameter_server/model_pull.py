@@ -70,7 +70,7 @@ class ModelPull:
 
 
 def make_own_step(values: Tensor, grads: Tensor, weight: float, updater: Updater) -> None:
-    """What the servers make of a push, made here: of plain SGD, which remembers nothing."""
+    """Make the servers' step of a push locally: for plain SGD, which has no state."""
     assert isinstance(updater, SGD)
     if weight:
         SGD(updater.lr, weight_decay=updater.weight_decay).update(values, grads / weight, {})

@@ -1,4 +1,4 @@
-"""What the servers do with a push: add it, or take it as a gradient (SGD, Adagrad, Adam).
+"""Updaters: how servers apply a push, by adding it or as a gradient (SGD, Adagrad, Adam).
 
 Pure functions over one part of a table: values of shape (rows, width), a gradient of the same
 shape, and `slots`, the tensors that the updater remembers. Dense updates equal torch's own.

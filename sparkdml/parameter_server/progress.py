@@ -76,7 +76,7 @@ class Progress:
         client.init(PROGRESS, nowhere(self._size), rows=True, updater=Add(), exact=True)
 
     def read(self, client: WorkerClient) -> Place:
-        """What is told of this worker, and can't be lost with a server."""
+        """Return this worker's recorded progress, which can't be lost with a server."""
         nothing = self.place.to_tensor().zero_()
         # Acknowledged when every replica has it, and so all that was pushed before.
         client.push(PROGRESS, nothing, rows=[self._rank]).wait()

@@ -1,4 +1,4 @@
-"""What a server's Spark task does, for one run or for a group of servers.
+"""The Spark task of a server, for one run or for a group of servers.
 
 For one run it serves until the driver ends the run, and reports its counts. For a group it runs a
 server for each application, on a thread each. Applications share nothing but the process: each has

@@ -1,4 +1,4 @@
-"""What a client and a server count: bytes, waits, staleness, queues, and frames that were dropped.
+"""Counters of clients and servers: bytes, waits, staleness, queues, and frames that were dropped.
 
 Plain numbers, so that they go into events as they are.
 """

@@ -371,7 +371,7 @@ class ServedTraining:
 
 
 def _where_resumed(training: Training, number: int) -> tuple[Ints, float]:
-    """Where in this epoch's rows the run had been resumed, and how many were read by then."""
+    """Return where in this epoch's rows the run was resumed, and how many were read by then."""
     checkpoint = training.checkpoint
     state = None if checkpoint is None else checkpoint.load_entries()
     if state is None or state["progress"].value["epoch"]["number"] != number:

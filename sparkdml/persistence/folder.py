@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ConnectFolder:
-    """The same to its users as `Folder`."""
+    """A folder for Spark Connect clients, with the interface of `Folder`."""
 
     def __init__(self, spark: Any, path: str) -> None:
         import fsspec
@@ -60,7 +60,7 @@ class ConnectFolder:
         self._fs.rm(self._root, recursive=True)
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """What is too large for the memory is given as a file of the client's."""
+        """Write a file; content that is too large for memory is passed as a local file."""
         target = f"{self._root}/{name}"
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         source = content.open("rb") if isinstance(content, Path) else io.BytesIO(content)
@@ -83,8 +83,8 @@ class ConnectFolder:
                 shutil.copyfileobj(file, target, _CHUNK_BYTES)
         except FileNotFoundError:
             raise DataError(
-                f"{self.name_of(name)} is missing: this is no folder that sparkdml saved, or it "
-                "was copied or written only in part. Save the model again."
+                f"{self.name_of(name)} is missing: this folder was not saved by sparkdml, or it "
+                "was only partly copied or written. Save the model again."
             ) from None
 
     def write_metadata(self, stage: Params) -> None:
@@ -95,7 +95,7 @@ class ConnectFolder:
     def read_metadata(self) -> dict[str, Any]:
         names = sorted(self._fs.glob(f"{self._root}/metadata/part-*"))
         if not names:
-            raise DataError(f"{self.path} has no metadata: it is no folder of a saved stage")
+            raise DataError(f"{self.path} has no metadata: it is not the folder of a saved stage")
         text = b"".join(self._fs.cat_file(name) for name in names).decode().strip()
         metadata: dict[str, Any] = DefaultParamsReader._parseMetaData(text)
         return metadata
@@ -148,7 +148,7 @@ class Folder:
         return metadata
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """What is too large for the memory is given as a file of the driver's."""
+        """Write a file; content that is too large for memory is passed as a local file."""
         if self._local is not None:
             target = self._local / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -199,8 +199,8 @@ class Folder:
 
     def _missing(self, name: str) -> DataError:
         return DataError(
-            f"{self.name_of(name)} is missing: this is no folder that sparkdml saved, or it was "
-            "copied or written only in part. Save the model again."
+            f"{self.name_of(name)} is missing: this folder was not saved by sparkdml, or it was "
+            "only partly copied or written. Save the model again."
         )
 
 

@@ -39,7 +39,7 @@ _PICKLES = "unsafe-pickle"
 
 
 class Encoder:
-    """Collects references and files in memory: nothing is written before all of them are there."""
+    """Collects references and files in memory: nothing is written before all are complete."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes | Path] = {}
@@ -60,7 +60,7 @@ class Encoder:
             return self._pickle(name, value, str(reason))
 
     def encode_fitted(self, name: str, source: Any, weights: Weights) -> Any:
-        """What makes a fitted module; its trained weights take the place of the first ones."""
+        """Makes a fitted module; its trained weights replace the initial ones."""
         self.files[WEIGHTS_FILE] = weights.path or weights.content
         return self._encode_source(name, source)
 
@@ -131,7 +131,7 @@ class Encoder:
 
 
 def measure(content: bytes | Path) -> dict[str, Any]:
-    """A file's size and hash, as the manifest has them."""
+    """Return a file's size and hash, as in the manifest."""
     if isinstance(content, Path):
         return {"bytes": content.stat().st_size, "sha256": file_digest(content)}
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -165,7 +165,7 @@ class Decoder:
         return content
 
     def read_weights(self) -> Weights:
-        """The trained ones; large ones never go through the memory as a whole."""
+        """Return the trained weights; large ones are never in memory as a whole."""
         if self._expected(WEIGHTS_FILE)["bytes"] < LARGE_BYTES:
             return Weights.of(self.read(WEIGHTS_FILE))
         path = new_file()
@@ -235,7 +235,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _file_name(name: str) -> str:
-    """A name that every file system takes; two metrics may differ in odd characters alone."""
+    """Return a name that every file system accepts, even if two differ in odd characters only."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
     if plain == name:
         return name

@@ -1,14 +1,13 @@
-"""Objects as JSON: numbers and texts as they are, all else as an object with one key, its kind.
+"""Encodes objects as JSON: numbers and text as they are, all else as an object keyed by its kind.
 
     {"import": path}                          a class or function of a module
     {"partial": {"of", "args", "kwargs"}}     functools.partial over such a one
     {"object": {"class", "args", "state"}}    a strategy or callback, by its constructor's arguments
-    {"tuple": [...]}, {"dict": {...}}         what JSON has not, or would take for one of these
+    {"tuple": [...]}, {"dict": {...}}         values that JSON lacks, or that look like one of these
 
-An author of the JSON chooses what is called and with which arguments. So only such callables are
-called with arguments out of it as make modules, optimizers, tensors, strategies or callbacks.
-
-Objects by import path: "package.module:Qualified.name", and back to the very same object.
+The author of the JSON chooses what is called with which arguments. So only callables that make
+modules, optimizers, tensors, strategies or callbacks are called with arguments from it. An import
+path is "package.module:Qualified.name", and names the very same object.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from sparkdml.training.callbacks import Callback
 
 
 class NotPlain(Exception):
-    """An object can't be saved as data; says why, and is never seen by a user as it is."""
+    """An object can't be saved as data; the message says why. Users never see it as it is."""
 
 
 def import_path(value: Any) -> str:
-    """Where a class or function can be imported from, or NotPlain."""
+    """Return the path that a class or function is imported by, or raise NotPlain."""
     module_name = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
     if not isinstance(module_name, str) or not isinstance(name, str):
@@ -60,7 +59,7 @@ def import_path(value: Any) -> str:
 
 
 def import_object(path: str, wanted_by: str) -> Any:
-    """What `import_path` named; imports the module, which is the only code that runs."""
+    """Return what `import_path` named. Importing the module is the only code that runs."""
     module_name, _, name = path.partition(":")
     try:
         return _descend(importlib.import_module(current_module(module_name, name)), name)
@@ -86,7 +85,7 @@ _CALLED_WITH_ARGUMENTS = (
 
 
 def encode_reference(value: Any) -> Any:
-    """The object as JSON, or NotPlain with the reason."""
+    """Encode the object as JSON, or raise NotPlain with the reason."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is list:
@@ -103,7 +102,7 @@ def encode_reference(value: Any) -> Any:
 
 
 def decode_reference(saved: Any, wanted_by: str) -> Any:
-    """The object again. `wanted_by` names it in errors."""
+    """Decode the object. `wanted_by` names it in errors."""
     if isinstance(saved, list):
         return [decode_reference(item, wanted_by) for item in saved]
     if not isinstance(saved, dict):
@@ -126,7 +125,7 @@ def decode_reference(saved: Any, wanted_by: str) -> Any:
 def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
     for name in value:
         if not isinstance(name, str):
-            raise NotPlain(f"the key {name!r} is no text")
+            raise NotPlain(f"the key {name!r} is not text")
     return {name: encode_reference(item) for name, item in value.items()}
 
 
@@ -165,7 +164,7 @@ def _check_may_be_called(function: Any) -> None:
             return
     raise NotPlain(
         f"{getattr(function, '__qualname__', function)} is not marked as making a torch.nn.Module, "
-        "a torch.optim.Optimizer or a torch.Tensor: annotate what it returns"
+        "a torch.optim.Optimizer or a torch.Tensor: annotate its return type"
     )
 
 
@@ -215,5 +214,5 @@ def _check_may_be_built(kind: Any) -> None:
         if dataclasses.is_dataclass(kind) and kind.__module__.startswith("sparkdml."):
             return
     raise NotPlain(
-        f"{getattr(kind, '__qualname__', kind)} is no nn.Module, no strategy and no callback"
+        f"{getattr(kind, '__qualname__', kind)} is not an nn.Module, a strategy or a callback"
     )

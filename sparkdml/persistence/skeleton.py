@@ -1,7 +1,7 @@
-"""The structure of a module as a file, and its weights as safetensors beside it.
+"""Saves the structure of a module as a file, with its weights in a safetensors file beside it.
 
-A skeleton of importable classes is read by torch's weights-only unpickler, which may build nothing
-but the module classes that are named beside the file.
+torch's weights-only unpickler reads the skeleton, and may build only the module classes that are
+named beside the file. Driver only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAFE_GLOBALS = threading.Lock()
 
 
 def plain_skeleton(module: nn.Module) -> nn.Module:
-    """The module without the content of its state, or NotPlain with the reason."""
+    """Return the module without the content of its state, or raise NotPlain with the reason."""
     try:
         return make_skeleton(module)
     except Inseparable as reason:
@@ -32,7 +32,7 @@ def plain_skeleton(module: nn.Module) -> nn.Module:
 
 
 def put_together(skeleton: nn.Module, weights: bytes | None, file: str) -> nn.Module:
-    """A module like the one that was saved; without weights, anything is in its state."""
+    """Return a module like the saved one; without weights, its state is uninitialized."""
     module = allocate(skeleton)
     if weights is not None:
         try:
@@ -43,7 +43,7 @@ def put_together(skeleton: nn.Module, weights: bytes | None, file: str) -> nn.Mo
 
 
 def encode_skeleton(skeleton: nn.Module) -> tuple[bytes, list[str]]:
-    """The skeleton as bytes, and the import paths of what may be built from them."""
+    """Return the skeleton as bytes, and the import paths of the classes that it may build."""
     buffer = io.BytesIO()
     try:
         torch.save(skeleton, buffer)
@@ -54,7 +54,7 @@ def encode_skeleton(skeleton: nn.Module) -> tuple[bytes, list[str]]:
     paths = [import_path(_check_buildable(_find_loaded(name), name)) for name in sorted(names)]
     try:
         _load(content, paths, "the model")
-    except Exception as error:  # whatever the reader would stumble over, now is the time
+    except Exception as error:  # find now whatever the reader would fail on
         raise NotPlain(f"it can't be read back as plain structure: {error}") from error
     return content, paths
 
@@ -82,13 +82,13 @@ def _find_loaded(name: str) -> Any:
     try:
         return import_object(f"{module_name}:{last}", "it")
     except SetupError as error:
-        raise NotPlain(f"it has {name} inside, which can't be imported") from error
+        raise NotPlain(f"it contains {name}, which can't be imported") from error
 
 
 def _check_buildable(value: Any, name: str) -> Any:
-    """Only module classes, and the functions of torch.nn.functional that layers keep."""
+    """Allow only module classes, and the functions of torch.nn.functional that layers keep."""
     is_module = inspect.isclass(value) and issubclass(value, nn.Module)
     module_name = getattr(value, "__module__", None)
     if not is_module and not (callable(value) and module_name == "torch.nn.functional"):
-        raise NotPlain(f"it has {name} inside, which is no nn.Module")
+        raise NotPlain(f"it contains {name}, which is not an nn.Module")
     return value

@@ -1,11 +1,11 @@
-"""Spark ML's write and read for estimator and model: what is where in the saved folder.
+"""Spark ML's write and read for estimators and models. Driver only. The layout of the saved folder:
 
 metadata/                Spark's own: class, uid, the Params that are plain values
 objects.json             all other Params, the model's signature, size and hash of every file
 weights.safetensors      the trained weights
-history.json             one row an epoch
+history.json             one row per epoch
 objects/                 modules: their structure, and weights that are not the trained ones
-unsafe-pickle/           what could not be saved otherwise; loads only when allowed
+unsafe-pickle/           objects that could only be pickled; loaded only when allowed
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StageWriter(MLWriter):
         for name, content in encoder.files.items():
             folder.write(name, content)
         folder.write(_MANIFEST, _to_json(manifest))
-        # Last, since nothing loads without it: a save that was cut off is never taken for whole.
+        # Last, since nothing loads without it: an interrupted save is never taken for complete.
         folder.write_metadata(_without_objects(self._stage))
         encoder.warn_of_pickles()
 
@@ -109,7 +109,7 @@ class ModelWriter(StageWriter):
 
 
 class StageReader(MLReader[Stage], Generic[Stage]):
-    """Reads a stage of one class, and says so if the folder holds another."""
+    """Reads a stage of one class; raises an error if the folder holds another."""
 
     def __init__(self, kind: type[Stage]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class StageReader(MLReader[Stage], Generic[Stage]):
         return self._kind()
 
     def _finish(self, stage: Any, manifest: dict[str, Any]) -> None:
-        """What can be told only when the Params are there."""
+        """Set what depends on the Params, once they are set."""
 
 
 class ModelReader(StageReader[Stage]):
@@ -154,7 +154,7 @@ class ModelReader(StageReader[Stage]):
         fitted = manifest["fitted"]
         weights = decoder.read_weights()
         source = decoder.decode("model", fitted["model"])
-        with torch.random.fork_rng(devices=[]):  # its first weights are thrown away at once
+        with torch.random.fork_rng(devices=[]):  # its initial weights are replaced at once
             module = build_module(source)
         kind: Any = self._kind
         try:
@@ -208,7 +208,7 @@ class ModelPersistence(MLReadable[Any], MLWritable):
 
 
 def _as_saved(value: Any) -> Any:
-    """A model to begin from is saved as its weights, a checkpoint's place without its secrets."""
+    """Replace a `warmStart` model by its weights, and `checkpoint` by a copy without secrets."""
     if isinstance(value, ModelPersistence):
         model: Any = value
         return dict(model.module.state_dict())
@@ -259,7 +259,7 @@ def _read_manifest(folder: AnyFolder) -> dict[str, Any]:
         raise DataError(f"{file} is damaged: {error}. Copy or save it again.") from error
     version = manifest.get("format")
     if not isinstance(version, int):
-        raise DataError(f"{file} has no format number: this is no folder that sparkdml saved")
+        raise DataError(f"{file} has no format number: this folder was not saved by sparkdml")
     if version > FORMAT:
         raise SetupError(
             f"{file} has format {version}, but this sparkdml reads up to {FORMAT}: it was saved by "

@@ -90,7 +90,7 @@ def empty(table: MatrixTable, rows: Ints) -> None:
 
 @dataclass(frozen=True)
 class Topics:
-    """The result."""
+    """The trained topics."""
 
     words: MatrixTable  # how often each word has each topic, in the last sweep
     sums: MatrixTable  # the same, summed over the rounds that are averaged

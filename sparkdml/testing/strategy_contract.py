@@ -187,7 +187,7 @@ class StrategyContract:
                 assert_alike([ours], theirs.task.module, rtol=0, atol=0)
 
     @pytest.mark.parametrize("sizes", [slowly([66, 66]), slowly([132]), [40, 0, 40, 40, 12]])
-    def test_other_numbers_of_workers_go_on(self, case: Case, sizes: list[int]) -> None:
+    def test_other_numbers_of_workers_resume(self, case: Case, sizes: list[int]) -> None:
         plan, kept = digits_plan(lr=0.1, momentum=0.5), MemoryCheckpoints(every=3)
         rows = digits(132)
         first = case.train(

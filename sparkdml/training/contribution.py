@@ -1,4 +1,4 @@
-"""What a worker that has trained by itself returns, and how such contributions add up.
+"""The contribution of a worker that has trained by itself, and how contributions add up.
 
 Only sums, so that they can be added in any order, first on executors, then at the driver: the
 weights times the rows that they were trained on, and each epoch's totals.
@@ -69,7 +69,7 @@ class Contribution:
 
     @property
     def num_bytes(self) -> int:
-        """What travels of it, but for some numbers."""
+        """The size of the tensors that are sent."""
         return sum(tensor.nbytes for tensor in self.state.values())
 
     def average(self) -> dict[str, Tensor]:

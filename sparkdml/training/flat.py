@@ -44,7 +44,7 @@ class Bucket:
 
     @property
     def stats(self) -> Tensor:
-        """What must travel as it is: empty but in the last bucket."""
+        """The part that must be sent uncompressed: empty except in the last bucket."""
         return self.tensor[sum(shape.numel() for shape in self.shapes) :]
 
 
@@ -103,7 +103,7 @@ class FlatParams:
         return whole
 
     def span_of(self, parameters: list[nn.Parameter]) -> slice:
-        """Where some of the parameters lie, side by side, as those of a module do."""
+        """Return the slice of adjacent parameters, such as those of a module."""
         wanted = {id(parameter) for parameter in parameters}
         inside: list[tuple[int, int]] = []
         position = 0

@@ -67,7 +67,7 @@ class LossScale:
         return True
 
     def agree(self, comm: Communicator, device: torch.device) -> None:
-        """Where each rank has taken steps of its own: go on with the smallest scale of all."""
+        """Continue with the smallest scale of all ranks, if each has made its own steps."""
         numbers = [self.value, self.good_steps, -self.skipped_steps]
         own = torch.tensor(numbers, dtype=torch.float64, device=device)
         value, good, skipped = comm.allreduce_(own, "min").tolist()

@@ -1,4 +1,4 @@
-"""What the user wants to train, as frozen values that are shipped to the workers.
+"""The plan of a training: what the user wants, as frozen values that are shipped to the workers.
 
 `TaskPlan` says what: model, loss, optimizer, metrics. `Schedule` says how long, and on how many
 rows at once. Both are made at the driver, and hold no open handles.

@@ -1,4 +1,4 @@
-"""What a worker reports of its training: how far it is, and where its time goes.
+"""A worker's reports of its training: its progress, and where its time goes.
 
 Runs in the worker, on the loop's thread. A clock adds up the laps between the parts of a step;
 events go to the driver a few times a second at most, however short the steps are.

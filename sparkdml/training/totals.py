@@ -1,4 +1,4 @@
-"""What a step adds up over rows and ranks, beside the gradients: one short vector of numbers.
+"""The totals of a step over rows and ranks, besides the gradients: one short vector of numbers.
 
 The layout is that of `stats` everywhere: the fixed numbers first, then one sum for each metric,
 then a weight and a sum for each of several losses.

@@ -53,7 +53,7 @@ def test_a_peer_gets_a_second_call_which_is_told() -> None:
     assert report.failures == []
 
 
-def test_ours_gets_none_and_the_others_go_on() -> None:
+def test_ours_gets_none_and_the_others_continue() -> None:
     ours = Scripted("ours", [RuntimeError("broken"), W3.rows], ours=True)
 
     report = run_with(ours, Scripted("peer", [W3.rows]))

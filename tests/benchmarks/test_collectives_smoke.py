@@ -73,7 +73,7 @@ def test_only_the_gang_whose_turn_it_is_runs() -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_the_stopped_go_on_when_the_benchmark_ends() -> None:
+def test_stopped_ranks_continue_when_the_benchmark_ends() -> None:
     with RankProcesses(None, 2) as gang:
         with continued_at_the_end(gang):
             with turn_of(gang):

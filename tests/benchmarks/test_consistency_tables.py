@@ -59,6 +59,6 @@ def test_models_are_judged_in_the_order_in_which_they_were_seen(tmp_path):
     assert judged.accuracy == 1.0
 
 
-def test_whoever_has_an_aim_takes_part():
+def test_contenders_with_an_aim_take_part():
     assert all(name in LINE_UP[pattern] for pattern, name in AIMS)
     assert all(name in MODELS for names in LINE_UP.values() for name in names)

@@ -132,7 +132,7 @@ def test_a_chain_with_parents_pruned_but_in_the_graph(url):
     assert Archive(driver.archive.store).newest().step == 40
 
 
-def test_a_write_that_fails_is_told_and_the_run_goes_on(url):
+def test_a_write_that_fails_is_reported_and_the_run_continues(url):
     class Unreachable(LocalStore):
         broken = False
 

@@ -11,7 +11,7 @@ from sparkdml.checkpoint.driver_lock import _process_lives
 from sparkdml.testing.waiting import wait_until
 
 
-def test_a_killed_driver_is_dead_even_while_nobody_has_waited_for_it():
+def test_a_killed_driver_is_dead_even_as_a_zombie():
     driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     began = f"{psutil.Process(driver.pid).create_time():.2f}"
     assert _process_lives(driver.pid, began)

@@ -55,7 +55,7 @@ nested = st.recursive(
 
 @settings(deadline=None, max_examples=150)
 @given(value=nested, rule=st.sampled_from(["replicated", "mean", "sum", "reset"]))
-def test_any_plain_value_comes_back(value, rule):
+def test_any_plain_value_survives_a_round_trip(value, rule):
     entry = round_trip({"it": Entry(value, rule, 0.5)})["it"]
     assert same(entry.value, value)
     assert (entry.rule, entry.weight) == (rule, 0.5)

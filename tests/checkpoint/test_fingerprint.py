@@ -1,4 +1,4 @@
-"""What tells one run from another, and what doesn't."""
+"""The fingerprint: what distinguishes one run from another, and what doesn't."""
 
 import subprocess
 import sys

@@ -98,7 +98,7 @@ def test_the_next_on_the_main_line(forked):
     assert forked.after(by_place[240, 2]) is None, "given up: nothing came after it"
 
 
-def test_a_submission_without_checkpoints_leaves_the_line_where_it_went_on():
+def test_a_submission_without_checkpoints_leaves_the_line_where_it_resumed():
     run = chain(1, None, [0, 50, 100])
     again = submission(2, run[1].id, cause="ValueError", failed_at_step=60)
     assert steps(Lineage(run, [submission(1), again]).line()) == [(0, 1), (50, 1)]

@@ -16,7 +16,7 @@ from small_run import make_estimator
 pytestmark = pytest.mark.filterwarnings("ignore:.*Resuming from step.*")
 
 
-def test_a_loop_of_ones_own_goes_on(spark, tmp_path):
+def test_a_custom_loop_resumes(spark, tmp_path):
     mark = str(tmp_path / "killed")
 
     def loop(ctx):

@@ -117,7 +117,7 @@ def test_several_faults_in_one_run(rows, uninterrupted, tmp_path):
     ]
 
 
-def test_the_driver_says_who_failed_and_where_it_goes_on(rows, uninterrupted, tmp_path):
+def test_the_driver_says_which_rank_failed_and_where_it_resumes(rows, uninterrupted, tmp_path):
     with pytest.warns(
         UserWarning, match=r"rank 1 on \S+ failed: .*Injected.*Resuming from step (5|10)"
     ):
@@ -125,7 +125,7 @@ def test_the_driver_says_who_failed_and_where_it_goes_on(rows, uninterrupted, tm
     assert equal(fitted, uninterrupted())
 
 
-def test_a_bug_is_not_tried_again_for_ever(spark, rows, tmp_path):
+def test_a_bug_is_not_retried_indefinitely(spark, rows, tmp_path):
     started = time.monotonic()
     with pytest.raises(WorkerError, match="an injected fault") as caught:
         fit_with_fault(rows, tmp_path, "raise", 12, times=99, maxRestarts=50)
@@ -162,7 +162,7 @@ def test_a_run_that_was_given_up_resumes_by_hand(rows, uninterrupted, given_up, 
     assert 0 < last.step <= 33
 
 
-def test_a_finished_run_is_not_trained_again_but_goes_on_to_more_epochs(
+def test_a_finished_run_is_not_trained_again_but_resumes_for_more_epochs(
     rows, uninterrupted, tmp_path
 ):
     never = [FaultAt(0, -1, "raise", "")]
@@ -289,7 +289,7 @@ def test_each_row_once_with_another_number_of_workers(spark, rows, tmp_path, bef
     assert sorted(row for rows in kept for row in rows) == sorted(list(range(600)) * 2)
 
 
-def test_with_fewer_slots_it_goes_on_with_those_that_are_left(rows, tmp_path, monkeypatch):
+def test_with_fewer_slots_it_continues_with_those_that_are_left(rows, tmp_path, monkeypatch):
     leave_slots(monkeypatch, 2)
     fitted, checkpoints = fit_with_fault(
         rows, tmp_path, "kill", 20, num_workers=3, replacementSeconds=0.5

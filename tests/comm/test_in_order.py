@@ -37,7 +37,7 @@ def test_a_failure_is_raised_as_it_is_and_then_fails_all_that_follows(order):
     assert not order.is_idle
 
 
-def test_on_a_thread_it_is_kept_until_somebody_waits():
+def test_on_a_thread_it_is_kept_until_a_caller_waits():
     """As the rank's own fault, with its traceback: the driver must not take it for another's."""
     order, over = InOrderOnThread("work"), threading.Event()
 
@@ -53,7 +53,7 @@ def test_on_a_thread_it_is_kept_until_somebody_waits():
     order.close()
 
 
-def test_after_closing_nobody_waits_in_vain(order):
+def test_after_closing_no_caller_waits_in_vain(order):
     step = order.begin(lambda: None)
     order.close()
     if not step.is_done:

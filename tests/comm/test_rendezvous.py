@@ -46,7 +46,7 @@ def raw(server: KeyValueServer, request: bytes) -> bytes:
         return answer
 
 
-def test_bytes_come_back_as_they_went_in(server: KeyValueServer) -> None:
+def test_bytes_are_returned_as_they_were_put(server: KeyValueServer) -> None:
     value = bytes(range(256)) * 10
     assert ask(server, "PUT", "/global/0", value) == (200, b"")
     assert ask(server, "GET", "/global/0") == (200, value)
@@ -129,7 +129,7 @@ def test_what_is_under_way_counts_before_it_is_stored(
     assert ask(server, "PUT", "/s/1", b"a" * 3)[0] == 200
 
 
-def test_a_silent_client_is_dropped_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_dropped_and_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "KEY_VALUE_REQUEST_SECONDS", 0.2)
     with (
         KeyValueServer("127.0.0.1") as server,

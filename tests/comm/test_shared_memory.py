@@ -163,7 +163,7 @@ def four() -> Iterator[RankProcesses]:
 
 
 @pytest.mark.parametrize("slow_rank", [0, 1])
-def test_nobody_overwrites_what_a_slow_rank_has_not_read(slow_rank: int) -> None:
+def test_no_rank_overwrites_what_a_slow_rank_has_not_read(slow_rank: int) -> None:
     with RankProcesses("torch", 2) as two:
         two.run(read_slowly, slow_rank)
 

@@ -20,7 +20,7 @@ costs = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=8)
 
 @settings(deadline=None, max_examples=60)
 @given(costs)
-def test_whoever_is_beaten_is_beaten_by_somebody_on_the_frontier(points):
+def test_every_dominated_point_is_dominated_by_one_on_the_frontier(points):
     stays = on_frontier(points)
     assert any(stays)
     for mine, is_kept in zip(points, stays, strict=True):

@@ -32,7 +32,7 @@ SCHEMES = [OneBit(), TopK(0.05), PowerSGD(1)]
         max_size=8,
     )
 )
-def test_what_was_sent_and_what_is_owed_is_what_was_wanted(steps):
+def test_what_was_sent_and_the_residual_add_up_to_what_was_wanted(steps):
     """For any way to round: here to whole numbers."""
     residual = torch.zeros(3, dtype=torch.float64)
     for numbers, rows in steps:

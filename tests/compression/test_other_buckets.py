@@ -44,7 +44,7 @@ def notes_of(training):
 
 @pytest.mark.parametrize(("before", "after"), [(SMALL, LARGE), (LARGE, SMALL)])
 @pytest.mark.parametrize(("scheme", "lost"), LOST, ids=repr)
-def test_it_goes_on_and_says_what_was_lost(scheme, lost, before, after):
+def test_it_resumes_and_says_what_was_lost(scheme, lost, before, after):
     checkpoints = MemoryCheckpoints()
     train(checkpoints, 1, before, scheme)
     first, second = train(checkpoints, 2, after, scheme)

@@ -38,7 +38,7 @@ def test_an_element_is_a_row(rows):
     assert ids(rows) == list(range(NUM_ROWS))
 
 
-def test_each_pass_is_shuffled_anew(rows):
+def test_each_pass_is_reshuffled(rows):
     shuffled = rows.shuffle()
     passes = [ids(shuffled) for _ in range(3)]
     assert all(sorted(once) == list(range(NUM_ROWS)) for once in passes)

@@ -60,7 +60,7 @@ def test_columns_stay_together_and_keep_their_types(tmp_path):
     feed.close()
 
 
-def test_epochs_are_shuffled_anew_and_reproducibly(tmp_path):
+def test_epochs_are_reshuffled_and_reproducible(tmp_path):
     feed, again = make_feed(tmp_path), make_feed(tmp_path)
     first = [ids(feed.batches(BatchRequest(64, epoch))) for epoch in range(3)]
     assert first[0] == list(range(1000))  # the order of the hashes
@@ -144,7 +144,7 @@ def test_rows_of_another_shape_are_refused(tmp_path):
     feed.close()
 
 
-def test_batches_that_somebody_keeps_are_not_written_over(tmp_path):
+def test_batches_that_are_still_referenced_are_not_overwritten(tmp_path):
     feed = make_feed(tmp_path)
     kept = [batch["x"][3:] for batch in feed.batches(BatchRequest(50, 1))]
     again = [batch["x"][3:].clone() for batch in feed.batches(BatchRequest(50, 1))]
@@ -152,7 +152,7 @@ def test_batches_that_somebody_keeps_are_not_written_over(tmp_path):
     feed.close()
 
 
-def test_memory_of_batches_that_nobody_keeps_is_used_again(tmp_path):
+def test_memory_of_unreferenced_batches_is_reused(tmp_path):
     feed = make_feed(tmp_path)
     places = [batch["x"].data_ptr() for batch in feed.batches(BatchRequest(50, 1))]
     assert len(set(places)) <= 4

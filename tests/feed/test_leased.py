@@ -192,7 +192,7 @@ def test_a_driver_that_does_not_answer_is_an_error(workers):
         next(reader.batches(BatchRequest(10, 0)))
 
 
-def test_a_worker_that_comes_back_late_finds_old_epochs_over(workers):
+def test_a_worker_that_restarts_late_finds_old_epochs_over(workers):
     counts = [30, 20]
     driver_service = LeaseService(2, lease_seconds=1000.0)
     ours = workers(driver_service, counts)

@@ -23,7 +23,7 @@ def test_every_row_once_for_any_order_of_grants_uses_expiries_and_deaths(data, r
             used.update((lease.owner, row) for row in range(start, start + count))
             held[number] = lease, start + count
         else:
-            del held[number]  # it went to somebody else: these rows are not ours
+            del held[number]  # it was leased to another worker: these rows are not ours
 
     for _ in range(data.draw(st.integers(0, 60))):
         action = data.draw(st.sampled_from(["begin", "grant", "use", "wait", "die"]))
@@ -48,7 +48,7 @@ def test_every_row_once_for_any_order_of_grants_uses_expiries_and_deaths(data, r
                 table.give_back(lease.number)
     for owner, count in enumerate(rows):
         table.begin(owner, count)  # again, if it had died
-    now += 100  # whoever holds a lease now is gone
+    now += 100  # all holders of leases are gone
     while (lease := table.grant(0, 4, now)) is not None:
         used.update((lease.owner, row) for row in range(lease.start, lease.stop))
         assert table.use(lease.number, lease.stop - lease.start, now)
@@ -84,7 +84,7 @@ def test_a_slow_worker_takes_fewer():
     assert all(abs(taken[worker] - 1600) <= 40 for worker in range(3))
 
 
-def test_own_rows_come_first_then_those_of_whoever_has_most_left():
+def test_own_rows_come_first_then_those_of_the_owner_with_most_left():
     table = LeaseTable(3, max_batches=100)
     for owner, count in enumerate([8, 100, 300]):
         table.begin(owner, count)
@@ -123,7 +123,7 @@ def test_a_used_lease_is_over_and_an_expired_one_refused():
 
 @settings(deadline=None, max_examples=80)
 @given(data=st.data(), rows=st.lists(st.integers(0, 40), min_size=1, max_size=4))
-def test_with_backups_every_row_once_and_all_of_them_whoever_stops(data, rows):
+def test_with_backups_every_row_once_and_all_of_them_whichever_worker_stops(data, rows):
     table, used, held = LeaseTable(len(rows), max_batches=3, backs_up=True), Counter(), {}
     for owner, count in enumerate(rows):
         table.begin(owner, count)
@@ -145,7 +145,7 @@ def test_with_backups_every_row_once_and_all_of_them_whoever_stops(data, rows):
 
     for worker in data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=40)):
         work_a_batch(worker)
-    survivor = data.draw(st.integers(0, len(rows) - 1))  # the others never come back
+    survivor = data.draw(st.integers(0, len(rows) - 1))  # the others never return
     while work_a_batch(survivor):
         pass
     assert table.is_over
@@ -164,7 +164,7 @@ def test_a_backup_takes_what_the_holder_has_not_come_to_and_then_its_batch_too()
     assert table.use(lease.number, 30)
     backup = table.grant(0, 10)
     assert (backup.start, backup.stop) == (0, 10)
-    assert table.grant(0, 10) is None  # nobody backs itself up
+    assert table.grant(0, 10) is None  # no worker backs itself up
     assert table.use(backup.number, 10)
     assert not table.use(slow.number, 10)
     assert table.is_over

@@ -68,7 +68,7 @@ def test_arrays_tensors_and_arrow(make, dtype, shape):
     assert chunk.columns["x"].shape == shape
 
 
-def test_nulls_in_a_column_that_it_makes_anew_are_its_own_business():
+def test_nulls_in_a_column_that_it_replaces_are_allowed():
     batch = batch_of(["a", None])
     plan = plan_of(lambda rows: {"text": pc.fill_null(pc.utf8_length(rows["text"]), -1)})
     assert prepare(plan, batch)["text"].tolist() == [1, -1]

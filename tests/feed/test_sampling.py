@@ -97,7 +97,7 @@ def test_draws_are_in_proportion_over_many_epochs():
     assert not drawn[weights == 0].any()
 
 
-def test_the_same_draws_whoever_reads(tmp_path):
+def test_the_same_draws_for_any_reader(tmp_path):
     drawn = []
     for num_workers in (1, 2, 3):
         feeds = open_feeds(tmp_path, num_workers)
@@ -112,7 +112,7 @@ def test_the_same_draws_whoever_reads(tmp_path):
     assert drawn[0][0] != drawn[0][1]
 
 
-def test_the_sum_of_weights_has_the_same_bits_whoever_owns_the_shards():
+def test_the_sum_of_weights_has_the_same_bits_for_any_owners_of_shards():
     rng = np.random.default_rng(0)
     shards, counts = np.arange(0, NUM_SHARDS, 7), rng.integers(1, 9, len(range(0, NUM_SHARDS, 7)))
     weights = rng.random(counts.sum())

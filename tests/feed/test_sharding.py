@@ -43,7 +43,7 @@ def test_the_same_partitions_whatever_the_input_looks_like(spark):
         assert partitions(other, 3) == expected
 
 
-def test_the_seed_deals_anew(spark):
+def test_another_seed_deals_differently(spark):
     rows = spark.range(200)
     assert partitions(rows, 2, seed=1) != partitions(rows, 2, seed=2)
 

@@ -147,7 +147,7 @@ def test_strangers_and_bad_questions_are_turned_away(tmp_path):
     feed.close()
 
 
-def test_an_owner_that_restarted_is_read_anew(tmp_path):
+def test_an_owner_that_restarted_is_read_again(tmp_path):
     feed, again = make_feed(tmp_path, 20), make_feed(tmp_path, 20)
     reader = SharedRows(make_feed(tmp_path, 0), 1, "key")
     for owner in (feed, again):

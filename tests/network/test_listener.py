@@ -124,7 +124,7 @@ def test_the_deadline_is_for_the_whole_handshake(make: Make) -> None:
     stranger.close()
 
 
-def test_strangers_hold_no_threads_and_turn_nobody_away(make: Make) -> None:
+def test_strangers_hold_no_threads_and_displace_no_client(make: Make) -> None:
     listener = make(handshake_seconds=60, max_unauthenticated=20)
     flood = strangers(listener, 20)
     assert threads() == ["sparkdml-test"]

@@ -56,7 +56,7 @@ def test_how_it_ended(error, outcome):
 
 
 @pytest.mark.parametrize("fails_at", ["steps", "close"])
-def test_one_that_fails_is_switched_off_and_harms_nobody(fails_at):
+def test_one_that_fails_is_switched_off_and_harms_no_other(fails_at):
     bad, good = Records(fails_at), Records()
     observers = Observers([bad, good])
 
@@ -85,7 +85,7 @@ class Hangs:
         self.over.wait()
 
 
-def test_one_that_never_comes_back_holds_up_nobody(monkeypatch):
+def test_one_that_never_returns_delays_no_other(monkeypatch):
     monkeypatch.setattr("sparkdml.observe.observers.MAX_WAITING", 5)
     hangs = Hangs()
     observers = Observers([hangs], close_seconds=0.2)

@@ -19,7 +19,7 @@ def test_the_rate_goes_over_the_end_of_an_epoch():
     assert pace.seconds_left == 18
 
 
-def test_rows_before_a_resume_are_nobodys_speed():
+def test_rows_before_a_resume_count_for_no_speed():
     pace = Throughput(epochs=2)
     pace.count(0.0, 2, 900_000, 1_000_000)
     pace.count(1.0, 2, 900_100, 1_000_000)

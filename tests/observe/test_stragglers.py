@@ -1,4 +1,4 @@
-"""Who held up the run: judged by each rank's own time, never by its wait for others."""
+"""Stragglers: judged by each rank's own time, never by its wait for others."""
 
 import pytest
 from hypothesis import given
@@ -76,7 +76,7 @@ def test_more_rows_explain_more_time():
     ],
     ids=["none", "alone", "idle other", "chance", "too little", "no share"],
 )
-def test_nobody_is_blamed(ranks):
+def test_no_rank_is_a_straggler(ranks):
     assert find_stragglers(ranks) == []
 
 

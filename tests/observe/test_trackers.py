@@ -132,7 +132,7 @@ def test_an_error_at_the_very_end_is_told():
         observer.close()
 
 
-def test_a_tracker_that_hangs_holds_up_nobody(monkeypatch):
+def test_a_tracker_that_hangs_delays_no_run(monkeypatch):
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(trackers, "MAX_WAITING", 5)
     released = threading.Event()

@@ -129,7 +129,7 @@ def test_threads_do_not_mix_their_lines(capsys):
     assert sorted(client.lines()) == sorted(f"{word} {word}" for word in "abc" for _ in range(30))
 
 
-def test_a_link_that_raises_harms_nobody(capsys, monkeypatch):
+def test_a_connection_that_raises_does_no_harm(capsys, monkeypatch):
     monkeypatch.setattr(worker_output, "SEND_SECONDS", 0.01)
 
     class Broken(ControlClient):
@@ -180,7 +180,7 @@ def test_logging_handlers_follow_and_go_back(capsys, logger):
     assert capsys.readouterr().err == "first task\nsecond task\nafterwards\n"
 
 
-def test_logging_that_nobody_set_up(capsys, monkeypatch):
+def test_logging_that_is_not_configured(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     client = ControlClient()
     with WorkerOutput(client, "a"):
@@ -200,7 +200,7 @@ def test_a_stream_that_outlives_its_task_passes_on(capsys):
     assert capsys.readouterr().out == "in time\ntoo late\n"
 
 
-def test_somebody_elses_stream_is_left_in_place(monkeypatch):
+def test_a_foreign_stream_is_left_in_place(monkeypatch):
     theirs = io.StringIO()
     with monkeypatch.context() as patch:
         with WorkerOutput(ControlClient(), "a"):

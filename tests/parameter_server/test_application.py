@@ -79,7 +79,7 @@ def test_an_application_that_fails_does_not_harm_the_other():
         assert torch.equal(parameters(good.result(60)), parameters(alone))
 
 
-def test_a_lost_server_comes_back_to_all_applications():
+def test_a_lost_server_rejoins_all_applications():
     with ThreadedGroup(3) as group:
         stores = [open_store(group, replication=2) for _ in range(2)]
         clients = [store.client() for store in stores]

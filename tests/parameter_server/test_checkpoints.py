@@ -82,7 +82,7 @@ def test_while_a_worker_is_behind_nothing_is_saved_and_every_row_counts_after_a_
     assert [row["rows"] for row in resumed[2].history] == [136.0] * 3
 
 
-def test_a_worker_that_dies_after_a_resume_within_an_epoch_goes_on_from_there():
+def test_a_worker_that_dies_after_a_resume_within_an_epoch_continues_from_there():
     """It has the checkpoint's position, the rows since then, and all workers' history."""
 
     class FailsLater(Callback):

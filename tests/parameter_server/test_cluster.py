@@ -281,7 +281,7 @@ def test_rows_that_were_named_before_are_not_sent_again() -> None:
         assert node.stats.rows_named == 2
 
 
-def test_a_snapshot_goes_on_in_another_group_as_if_nothing_had_happened() -> None:
+def test_a_snapshot_continues_in_another_group_as_if_nothing_had_happened() -> None:
     def step(client: WorkerClient) -> None:
         client.push("w", client.pull("w").wait() * 2, weight=4.0)
         client.push("e", torch.ones(2, 3), rows=[1, 7], weight=2.0)

@@ -42,7 +42,7 @@ class Group:
 
 @settings(deadline=None, max_examples=150)
 @given(events, st.integers(0, 3))
-def test_nobody_is_more_than_s_clocks_ahead(history: list[tuple[str, int]], staleness: int) -> None:
+def test_no_worker_is_over_s_clocks_ahead(history: list[tuple[str, int]], staleness: int) -> None:
     group = Group(SSP(staleness))
     for what, worker in history:
         group.happen(what, worker)

@@ -166,7 +166,7 @@ def test_it_measures_beside_workers_that_run_apart(strategy):
     assert steps == sorted(steps)
 
 
-def test_an_evaluator_that_fails_comes_back_and_nobody_notices():
+def test_an_evaluator_that_fails_restarts_unnoticed():
     told = Told()
 
     class FailsOnce(ParameterServer):

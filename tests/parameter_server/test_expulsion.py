@@ -79,7 +79,7 @@ class Story(Callback):
     [pytest.param(BSP(), marks=pytest.mark.slow), BSP(stand_in=True), SSP(1)],
     ids=str,
 )
-def test_a_slow_worker_is_excused_and_readmitted_and_every_row_counts(monkeypatch, consistency):
+def test_a_slow_worker_is_expelled_and_readmitted_and_every_row_counts(monkeypatch, consistency):
     monkeypatch.setattr(worker, "WorkerClient", SaysSo)
     monkeypatch.setattr(SaysSo, "says", "slow")
     trainings = train_served(
@@ -99,7 +99,7 @@ def test_a_slow_worker_is_excused_and_readmitted_and_every_row_counts(monkeypatc
 
 
 @pytest.mark.parametrize("consistency", [ASP(0.01), TAP()], ids=str)
-def test_where_nobody_waits_nobody_can_be_excused(consistency):
+def test_where_no_worker_waits_none_can_be_expelled(consistency):
     with pytest.raises(ParameterError, match="expulsion"):
         ParameterServer(consistency=consistency, expulsion=Expulsion())
 

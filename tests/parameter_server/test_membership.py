@@ -75,7 +75,7 @@ def test_one_server_has_nowhere_to_replicate() -> None:
     assert started(1).view.replication == 1
 
 
-def test_a_silent_server_is_removed_and_comes_back_by_catching_up() -> None:
+def test_a_silent_server_is_removed_and_rejoins_by_catching_up() -> None:
     group = started()
     group.pass_time(6, 0, 1)
     assert set(group.view.servers) == {0, 1}
@@ -110,7 +110,7 @@ def test_one_loss_after_the_other_is_borne() -> None:
     assert group.membership.failure is None
 
 
-def test_a_driver_that_slept_blames_nobody() -> None:
+def test_a_driver_that_slept_declares_no_member_dead() -> None:
     group = started()
     group.time += 1000.0
     group.membership.check()
@@ -152,7 +152,7 @@ def test_a_barrier_counts_those_who_live() -> None:
     assert not group.ask_worker("barrier", 0, name="", times=2)["passed"]
 
 
-def test_a_worker_far_slower_than_the_others_is_excused_and_comes_back() -> None:
+def test_a_worker_far_slower_than_the_others_is_expelled_and_readmitted() -> None:
     group = Group(1, num_workers=3, expulsion=Expulsion(3.0, after_clocks=2, readmit_after=2))
     group.join(0)
     for worker in range(3):
@@ -171,7 +171,7 @@ def test_a_worker_far_slower_than_the_others_is_excused_and_comes_back() -> None
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(0.01, 100)), max_size=60))
-def test_never_more_than_half_are_excused(history: list[tuple[int, float]]) -> None:
+def test_never_more_than_half_are_expelled(history: list[tuple[int, float]]) -> None:
     watch = Watch(Expulsion(2.0, 1, 1))
     seen = set()
     for worker, seconds in history:

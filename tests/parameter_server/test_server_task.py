@@ -1,4 +1,4 @@
-"""What servers count comes to the driver in events, beside what workers count."""
+"""The counts of servers reach the driver in events, besides those of workers."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -86,7 +86,7 @@ class FailsOnce(Callback):
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(1), ASP(0.001), TAP()], ids=str)
 @pytest.mark.parametrize(("rank", "step"), [(1, 3), pytest.param(0, 12, marks=pytest.mark.slow)])
-def test_a_worker_that_comes_back_goes_on_behind_its_last_batch(consistency, rank, step):
+def test_a_restarted_worker_continues_behind_its_last_batch(consistency, rank, step):
     parts = cut(digits(180), [80, 60, 40])
     trainings = train_served(
         partial(ParameterServer, consistency=consistency),
@@ -143,7 +143,7 @@ def test_the_history_has_waits_and_staleness():
 
 
 @pytest.mark.parametrize("consistency", [ASP(0.001), TAP()], ids=str)
-def test_leased_rows_come_once_though_a_worker_is_held_up_or_comes_back(consistency):
+def test_leased_rows_come_once_though_a_worker_is_held_up_or_restarted(consistency):
     """Rank 0 makes no second step before the others have used all that it doesn't hold itself."""
     others_have, done = threading.Event(), []
 

@@ -44,7 +44,7 @@ def test_it_finds_what_scikit_learn_finds(num_workers):
         assert most_held < len(coefficients)
 
 
-def test_it_goes_on_from_what_the_table_holds():
+def test_it_starts_from_what_the_table_holds():
     x, y = make_rows(100, 20)
 
     def work(comm, store):

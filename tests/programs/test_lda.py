@@ -111,7 +111,7 @@ def test_every_word_is_counted_once_and_no_worker_holds_all_words(num_workers):
     assert sorted(np.concatenate([kept for *_, kept in results])) == list(range(20))
 
 
-def test_a_second_run_in_the_same_tables_begins_anew():
+def test_a_second_run_in_the_same_tables_starts_over():
     document, word, _ = make_corpus(10)
 
     def work(comm, store):

@@ -1,4 +1,4 @@
-"""What may be worked on at the same time."""
+"""Schedules: which blocks may be worked on at the same time."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from sparkdml.programs.scheduling import (
 
 
 @given(num_workers=st.integers(1, 9), start=st.integers(0, 30))
-def test_in_a_rotation_no_two_workers_meet_and_everybody_meets_every_block(num_workers, start):
+def test_in_a_rotation_no_two_workers_share_a_block_and_each_gets_every_block(num_workers, start):
     rounds = [
         [rotate(worker, start + r, num_workers) for worker in range(num_workers)]
         for r in range(num_workers)

@@ -1,4 +1,4 @@
-"""What is large goes beside Spark's channels: taken apart, over a socket, put together again."""
+"""Blobs bypass Spark's channels: pickled with separate buffers, sent by a socket, and restored."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def test_what_is_small_stays_inside():
     assert unpack(pickled.pickled, [])["a"].tolist() == [0, 1, 2]
 
 
-def test_everything_large_comes_back_as_it_was(tmp_path):
+def test_everything_large_is_returned_as_it_was(tmp_path):
     value = {
         "tensor": torch.arange(MANY, dtype=torch.float32).reshape(1, -1),
         "half": torch.ones(MANY, 2, dtype=torch.bfloat16),

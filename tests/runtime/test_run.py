@@ -301,7 +301,7 @@ def test_ctrl_c_cancels_and_leaves_no_process(spark, tmp_path):
     assert dml.run(lambda ctx: ctx.rank, num_workers=2, spark=spark) == [0, 1]
 
 
-def test_after_a_failure_the_session_goes_on(spark):
+def test_after_a_failure_the_session_is_usable(spark):
     with pytest.raises(dml.WorkerError):
         dml.run(lambda ctx: 1 / 0, num_workers=2, spark=spark)
     assert dml.run(lambda ctx: ctx.rank, num_workers=4, spark=spark) == [0, 1, 2, 3]

@@ -95,7 +95,7 @@ def test_the_stopwatch_counts_computing_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [[150, 50], [40, 60, 100]])
-def test_a_run_goes_on_in_the_middle_of_an_epoch_with_each_row_once(sizes):
+def test_a_run_resumes_within_an_epoch_with_each_row_once(sizes):
     seen = []
 
     class Fails(Callback):

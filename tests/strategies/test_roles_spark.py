@@ -95,7 +95,7 @@ def test_groups_before_servers_equal_allreduce(rows, expected):
     assert_alike(fit(rows, GroupsInMemory(2, consistency=BSP(), backend="torch")), expected)
 
 
-def test_a_killed_worker_comes_back_to_its_rows(rows, expected, tmp_path):
+def test_a_killed_worker_restarts_with_its_rows(rows, expected, tmp_path):
     fault = FaultAt(rank=1, step=4, kind="kill", folder=str(tmp_path))
     model = fit(rows, ParameterServer(consistency=SSP(2)), callbacks=[fault])
     assert any(tmp_path.iterdir()), "it was killed"

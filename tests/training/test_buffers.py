@@ -75,7 +75,7 @@ def test_a_rank_without_rows_has_no_say_whatever_its_buffers_hold():
         assert module.scale.tolist() == [2.0, -torch.inf]
 
 
-def test_where_nobody_has_rows_buffers_stay():
+def test_where_no_rank_has_rows_buffers_stay():
     modules = [Holder(mean=torch.tensor([float(rank)])) for rank in range(2)]
     assert [module.mean.item() for module in merged(modules, [0.0, 0.0])] == [0.0, 1.0]
 

@@ -157,7 +157,7 @@ def test_schedulers_know_that_there_was_a_step(twins: Twins) -> None:
                 scheduler.step()
 
 
-def test_a_state_that_was_loaded_is_gone_on_from(twins: Twins) -> None:
+def test_a_state_that_was_loaded_is_used(twins: Twins) -> None:
     twins.train(3)
     saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in twins]
     twins.train(2)
@@ -167,7 +167,7 @@ def test_a_state_that_was_loaded_is_gone_on_from(twins: Twins) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in SETTINGS if n not in ("Adagrad", "adagrad")])
-def test_a_state_that_was_cleared_begins_anew(name: str) -> None:
+def test_a_state_that_was_cleared_starts_over(name: str) -> None:
     twins = Twins(SETTINGS[name])
     twins.train(3)
     for optimizer in twins:
@@ -175,7 +175,7 @@ def test_a_state_that_was_cleared_begins_anew(name: str) -> None:
     twins.train(2)
 
 
-def test_a_state_that_was_cleared_after_a_hooks_step_begins_anew() -> None:
+def test_a_state_that_was_cleared_after_a_hooks_step_starts_over() -> None:
     twins = Twins(torch.optim.Adam)
     twins.train(2)
     hook = twins.optimizer.register_step_post_hook(lambda *_: None)

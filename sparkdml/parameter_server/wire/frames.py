@@ -62,7 +62,7 @@ class Kind(IntEnum):
 
 
 class Status(IntEnum):
-    """What became of one entry."""
+    """The result of one entry."""
 
     OK = 0
     MOVED = 1  # another server has this part now: look at the view again

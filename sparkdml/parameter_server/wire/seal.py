@@ -65,7 +65,7 @@ class JobKey:
         return cls(own, encrypted)
 
     def word_for(self, server: int) -> bytes:
-        """What a client says at a server's door. It opens no more than the door."""
+        """The message by which a client authenticates itself, which grants nothing else."""
         word = hashlib.blake2b(
             server.to_bytes(8, "little"), key=self.secret, digest_size=16, person=b"door"
         )

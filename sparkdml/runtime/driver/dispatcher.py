@@ -1,6 +1,6 @@
-"""Where the tasks' events and questions go at the driver: observers, checkpoints, spools, service.
+"""Dispatches the tasks' events and questions, to observers, checkpoints, spools and the service.
 
-Called on the control server's threads, one for each task, for as long as a submission lasts. The
+At the driver, on the control server's threads, one for each task, while a submission lasts. The
 table of questions is `runtime.protocol.messages.QUESTIONS`.
 """
 

@@ -1,4 +1,4 @@
-"""What must hold before any job is submitted: slots, Spark's settings, the workers' Python.
+"""Checks before any job is submitted: slots, Spark's settings, the workers' Python.
 
 Runs at the driver, on the caller's thread; asks the SparkContext of a classic session, or only its
 settings where a `Setting` is given.

@@ -1,4 +1,4 @@
-"""What the driver knows of a run, and of one submission of it, as two frozen values.
+"""A run, and one submission of it, as the driver knows them: two frozen values.
 
 `dml.run` and a fit make a `LaunchRequest`, which `launch` carries out. For each submission `launch`
 derives a `SubmissionContext` from it. Neither value owns anything that must be closed.

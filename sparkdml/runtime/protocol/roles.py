@@ -16,7 +16,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Resources:
-    """What each task of a role needs.
+    """The needs of each task of a role.
 
     Args:
         cpus: torch threads, and slots where the cluster can give several to a task.

@@ -252,7 +252,7 @@ class Context:
         return self._client.wait_for_the_end(timeout_seconds)
 
     def reached(self, step: int) -> None:
-        """Where this rank is, should it fail."""
+        """Record where this rank is, for the report of a failure."""
         self._client.step = step
 
     def on_stop_request(self, handle: Callable[[str], None]) -> None:

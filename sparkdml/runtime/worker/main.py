@@ -1,4 +1,4 @@
-"""What runs inside a Spark task: set up, call the body, report, return the result in pieces.
+"""The entry point of a Spark task: set up, call the body, report, return the result in pieces.
 
 The Python process is Spark's and may serve other jobs afterwards, so everything that is changed
 here (environment, thread count, random state) is restored, and what an unmodified Horovod or DDP

@@ -1,4 +1,4 @@
-"""Who talks to whom among equals, and how much each counts: graphs and mixing matrices, pure.
+"""Graphs and mixing matrices: which ranks average with each other, and with which weights. Pure.
 
 The weights are those of Metropolis and Hastings (Xiao, Boyd and Lall 2005): an edge counts
 1 / (1 + the larger degree of its ends), and what is left of a row stays with the rank itself. So

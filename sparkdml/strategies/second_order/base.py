@@ -1,4 +1,4 @@
-"""What second-order methods on the full data share: iterations, their end, their line search."""
+"""The base of second-order methods on the full data: iterations, their end, their line search."""
 
 from __future__ import annotations
 

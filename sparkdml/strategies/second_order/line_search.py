@@ -88,7 +88,7 @@ def _zoom(wolfe: Wolfe, low: Sample, high: Sample, trials: int) -> Search:
 
 
 def between(low: Sample, high: Sample, noise: float = 0.0) -> float:
-    """Where the minimum should lie, not too close to either of the samples."""
+    """Estimate where the minimum lies, not too close to either of the samples."""
     step = None
     if math.isfinite(high.value) and math.isfinite(high.slope):
         is_noise = abs(high.value - low.value) <= noise
@@ -113,6 +113,6 @@ def _cubic(low: Sample, high: Sample) -> float | None:
 
 
 def _secant(low: Sample, high: Sample) -> float | None:
-    """Where the slope would be zero if it changed evenly."""
+    """Return where the slope would be zero if it changed linearly."""
     change = high.slope - low.slope
     return low.step - low.slope * (high.step - low.step) / change if change else None

@@ -62,7 +62,7 @@ class NewtonCG(SecondOrder):
         return self.search_along(epoch, here, direction, slope, first_step=1.0)
 
     def _solve(self, epoch: Epoch, gradient: Tensor) -> Tensor:
-        """Where the quadratic model has its minimum, or as far as it curves upwards."""
+        """Find the quadratic model's minimum, or go as far as it curves upwards."""
         objective = self.objective
         found = torch.zeros_like(gradient)
         residual, direction = gradient.clone(), -gradient

@@ -49,7 +49,7 @@ class EMA(Callback):
         self._average.lerp_(self._source(training), 1 - decay)
 
     def _source(self, training: TrainingRun) -> Tensor:
-        """What would be kept without the average; parameters may lie elsewhere by the next step."""
+        """What would be kept without the average; the next step may move the parameters."""
         return training.task.params.values if self._kept is None else self._kept
 
     def state(self) -> dict[str, Any]:

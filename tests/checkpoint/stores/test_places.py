@@ -166,7 +166,7 @@ def test_without_s3fs_the_message_says_what_to_install(
         resolve_place("s3a://bucket/run", None, spark)
 
 
-def test_options_that_nobody_would_read_are_refused(
+def test_options_that_would_be_ignored_are_refused(
     spark: SparkSession, hdfs: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ParameterError, match=r"storage_options must be empty for a file: path"):

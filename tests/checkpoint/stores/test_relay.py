@@ -164,7 +164,7 @@ class Broken:
     ],
     ids=["missing", "refused", "full", "gone", "read-only", "other", "long"],
 )
-def test_errors_of_the_store_come_back(error: Exception, kind: type[Exception]) -> None:
+def test_errors_of_the_store_reach_the_worker(error: Exception, kind: type[Exception]) -> None:
     text = str(error)[:100]
     with RelayServer(Broken(error), "127.0.0.1", TOKEN) as server:
         store = place_of(server).open()

@@ -143,7 +143,7 @@ def test_chunks_that_can_be_had_only_once_are_refused() -> None:
     assert store.attempts == 0
 
 
-def test_a_server_that_is_away_and_comes_back(own_s3: Any) -> None:
+def test_a_server_that_is_down_for_a_while(own_s3: Any) -> None:
     bucket = own_s3.make_bucket()
     options = {**own_s3.options, "config_kwargs": {"retries": {"total_max_attempts": 1}}}
     raw = FsspecPlace(f"s3://{bucket}/run", options).open()

@@ -38,7 +38,7 @@ class TestContract(CommunicatorContract):
 
 @settings(deadline=None, max_examples=40)
 @given(hosts=st.lists(st.integers(0, 3), min_size=1, max_size=9), length=st.integers(0, 40))
-def test_hierarchical_sums_whoever_is_where(hosts, length):
+def test_hierarchical_sums_for_any_placement(hosts, length):
     inputs = [
         torch.randn(length, generator=torch.Generator().manual_seed(rank))
         for rank in range(len(hosts))
@@ -119,7 +119,7 @@ def test_auto_leaves_long_messages_to_the_backend(monkeypatch):
     assert on_threads("auto", 3, messages_for)[1] == [1, 4]
 
 
-def test_a_thread_goes_on_with_what_was_begun():
+def test_a_thread_continues_what_was_begun():
     """It is done although no rank waits."""
 
     def begin(comm):

@@ -150,7 +150,7 @@ def test_without_a_timeline_nothing_happens() -> None:
     assert not vars(NO_SPANS)
 
 
-def test_a_driver_that_is_gone_harms_nobody() -> None:
+def test_a_driver_that_is_gone_does_no_harm() -> None:
     sent = Sent()
     spans = SpanRecorder(2, "h", sent.event, sent.flush, lambda: None)
     take_steps(spans, range(1, 3))

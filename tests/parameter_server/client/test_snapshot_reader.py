@@ -71,7 +71,7 @@ def test_a_snapshot_has_every_push_of_its_clocks_in_all_parts_and_no_other(consi
 
 
 @pytest.mark.parametrize("consistency", [SSP(3), TAP()], ids=str)
-def test_what_a_slow_worker_still_owes_is_in_the_snapshot_and_what_a_quick_one_adds_is_not(
+def test_late_pushes_of_a_slow_worker_are_in_the_snapshot_and_later_ones_of_a_quick_one_are_not(
     consistency,
 ):
     """The quick one is 2 clocks ahead when the snapshot begins, and 3 before it can end."""

@@ -11,7 +11,7 @@ from sparkdml.parameter_server.kvstore.tables import ArrayTable, MatrixTable, Sp
 from sparkdml.testing.server_cluster import run_workers
 
 
-def test_an_array_is_added_to_by_everybody():
+def test_all_workers_add_to_an_array():
     def work(comm, store):
         table = ArrayTable(store, "counts", 4)
         table.add(np.arange(4) * (comm.rank + 1))

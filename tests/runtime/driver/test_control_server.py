@@ -353,7 +353,7 @@ def test_an_unknown_question_is_an_error_of_the_asker_alone(server):
         ({"what": "clock", "fields": {"zone": 1}}, "'clock' has no field 'zone'"),
     ],
 )
-def test_a_malformed_question_is_refused_and_the_run_goes_on(server, line, error):
+def test_a_malformed_question_is_refused_and_the_run_continues(server, line, error):
     connection = connect(server)
     connection.send(encode(hello(0)))
     connection.send({"type": "ask", "number": 5, **line})

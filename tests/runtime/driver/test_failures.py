@@ -59,7 +59,7 @@ def test_a_first_submission_that_made_no_step():
     assert Restarts(9).why_not(LOST, -1, 0) is None
 
 
-def test_steps_that_were_saved_count_whoever_reports_the_failure():
+def test_steps_that_were_saved_count_whichever_task_reports_the_failure():
     by_spark = WorkerError(-1, "an unknown host", "Spark ended the job: heartbeat timed out")
     by_server = WorkerError(1, "here", "CommunicationError: 2 servers were lost", role="server")
     by_server.step = 0  # a server's process counts none
@@ -99,7 +99,7 @@ def test_what_is_certain_to_come_again(error):
     assert Restarts(9).why_not(error, 10, 0) == "another attempt would fail in the same way"
 
 
-def test_a_store_may_come_back():
+def test_a_store_may_recover():
     restarts = Restarts(9)
     restarts.why_not(LOST, 10, 0)
     assert restarts.why_not(StoreError("unreachable"), 10, 10) is None

@@ -59,7 +59,7 @@ def test_the_tables_are_whole():
 
 
 @pytest.mark.parametrize("question", ASKED, ids=str)
-def test_a_question_comes_back_from_its_line(question):
+def test_a_question_is_read_from_its_line(question):
     line = json.loads(json.dumps(encode(ask(5, question))))
     asked = decode(line, FROM_TASK)
     assert asked.number == 5
@@ -67,7 +67,7 @@ def test_a_question_comes_back_from_its_line(question):
 
 
 @pytest.mark.parametrize("message", [*FROM_TASKS, *FROM_DRIVERS], ids=str)
-def test_a_message_comes_back_from_its_line(message):
+def test_a_message_is_read_from_its_line(message):
     table = FROM_DRIVER if message in FROM_DRIVERS else FROM_TASK
     assert decode(json.loads(json.dumps(encode(message))), table) == message
 

@@ -167,7 +167,7 @@ def hello(rank, attempt, task_id=None):
     )
 
 
-def test_a_retried_task_may_be_lost_and_come_back(server, changes):
+def test_a_retried_task_may_be_lost_and_reconnect(server, changes):
     join(server).close()
     wait_until(lambda: (0, 0, "lost") in changes)
     assert server.failure() is None

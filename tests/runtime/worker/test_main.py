@@ -64,6 +64,6 @@ def test_settings_that_cannot_be_kept_to_are_refused(key):
     check_settings({key: "false"}, many=True, spools=True)
 
 
-def test_one_worker_talks_to_nobody_and_an_empty_feed_spools_nothing():
+def test_one_worker_talks_to_no_peer_and_an_empty_feed_spools_nothing():
     check_settings({"spark.authenticate": "true"}, many=False, spools=True)
     check_settings({"spark.io.encryption.enabled": "true"}, many=True, spools=False)

@@ -104,7 +104,7 @@ def test_one_that_is_too_far_behind_is_waited_for():
     assert not ranks.waits[0]
 
 
-def test_one_without_rows_takes_nobodys_place():
+def test_one_without_rows_takes_no_place():
     ranks = Ranks(3, 1, max_lag=8)
     for _ in range(3):
         ranks.send(0, rows=0.0)
@@ -115,7 +115,7 @@ def test_one_without_rows_takes_nobodys_place():
     assert ranks.root.num_dropped == 0
 
 
-def test_whoever_was_late_is_not_waited_for_by_those_without_rows():
+def test_late_ranks_are_not_waited_for_by_those_without_rows():
     ranks = Ranks(3, 1, max_lag=8)
     ranks.send(0)
     ranks.send(1)
@@ -167,7 +167,7 @@ class TellsWhenDone(Callback):
             StandsStill.others_are_done.set()
 
 
-def test_a_slow_worker_holds_nobody_up_and_its_rows_are_counted():
+def test_a_slow_worker_delays_no_other_and_its_rows_are_counted():
     StandsStill.others_are_done = threading.Event()
     parts = cut(digits(320), [80] * 4)
     plan = digits_plan(lr=0.1, momentum=0.9, model=StandsStill)
@@ -211,7 +211,7 @@ def test_what_is_late_is_not_lost_for_the_next_steps():
     assert trainings[0].history[0]["skipped_rows"] >= 8
 
 
-def test_a_rank_that_raises_while_gradients_are_dropped_releases_all_and_the_run_goes_on():
+def test_a_rank_that_raises_while_gradients_are_dropped_releases_all_and_the_run_continues():
     """Rank 3 is four steps late and catches up; rank 1 fails after a checkpoint of all of them."""
     StandsStill.others_are_done = threading.Event()
     kept = MemoryCheckpoints(every=2)

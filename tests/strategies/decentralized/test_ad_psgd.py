@@ -100,7 +100,7 @@ class StandsStill(nn.Module):
         return self.reader(x)
 
 
-def test_a_slow_rank_holds_nobody_up():
+def test_a_slow_rank_delays_no_other():
     StandsStill.others_are_done, StandsStill.trained = threading.Event(), Counter()
     trainings = train_on_threads(
         lambda: ADPSGD(every=100),
@@ -115,7 +115,7 @@ def test_a_slow_rank_holds_nobody_up():
     assert row["consensus_distance"] > 0
 
 
-def test_a_run_goes_on_in_the_middle_of_an_epoch_with_each_row_once():
+def test_a_run_resumes_within_an_epoch_with_each_row_once():
     class Fails(Callback):
         def on_step_end(self, training):
             if training.ctx.rank == 1 and training.step == 2:

@@ -157,7 +157,7 @@ def test_a_replica_survives_a_checkpoint_and_a_change_of_the_number_of_ranks():
 
 
 @pytest.mark.parametrize("changes", [{}, {"precision": "fp16"}])
-def test_what_is_of_each_replica_goes_on_as_it_was(changes):
+def test_each_replicas_own_state_resumes_as_it_was(changes):
     """A moving average, and a loss scale that overflows on one rank alone."""
     parts = cut(digits(96), [48, 48])
     parts[1] = {**parts[1], "x": parts[1]["x"] * (300.0 if changes else 2.0)}

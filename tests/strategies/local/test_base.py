@@ -164,7 +164,7 @@ def test_a_monitor_of_agreed_gradients_is_refused():
     LocalSGD().check(SimpleNamespace(callbacks=[EMA()]))
 
 
-def test_the_smallest_loss_scale_goes_on():
+def test_the_smallest_loss_scale_is_kept():
     from sparkdml.comm.threads import run_threads
 
     def agree(comm):

@@ -141,7 +141,7 @@ def test_shared_tensors_are_one(dtype):
     assert run_threads(3, write) == [[1.0, 2.0, 3.0]] * 3
 
 
-def test_gradients_that_nobody_agrees_on_are_not_monitored():
+def test_gradients_that_are_not_averaged_are_not_monitored():
     class Job:
         callbacks = (GradientMonitor(),)
 

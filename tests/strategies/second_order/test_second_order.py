@@ -206,7 +206,7 @@ def test_backups_compute_what_a_slow_rank_has_not_come_to(method, monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_was_stopped_where_it_reached_the_tolerance_can_be_gone_on_with(method):
+def test_a_run_that_was_stopped_where_it_reached_the_tolerance_can_be_resumed(method):
     """The point is known to be the last one, and no rank asks for the end any more."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(90, 5, generator=generator, dtype=torch.float64)
@@ -233,7 +233,7 @@ def test_a_run_that_was_stopped_where_it_reached_the_tolerance_can_be_gone_on_wi
 
 
 @pytest.mark.parametrize("backups", [False, True])
-def test_a_step_that_does_not_divide_by_the_workers_goes_on(backups):
+def test_a_step_that_does_not_divide_by_the_workers_resumes(backups):
     """24 rows on 5 ranks: with backups all take 5, so that every rank has the same batches."""
     few, kept, plan = {n: v[:100] for n, v in tumours().items()}, MemoryCheckpoints(), make_plan()
     make = partial(LBFGS, l2=0.1, tolerance=1e-9, backups=backups)

@@ -68,7 +68,9 @@ class DropsAndLags(nn.Module):
         return self.linear(self.dropout(x))
 
 
-def test_with_backups_it_is_the_same_function_whoever_computes_it(spark: SparkSession) -> None:
+def test_with_backups_it_is_the_same_function_on_any_rank(
+    spark: SparkSession,
+) -> None:
     generator = np.random.default_rng(1)
     x = generator.normal(size=(300, 4))
     rows = [(features.tolist(), float(features.sum())) for features in x]
