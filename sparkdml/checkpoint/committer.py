@@ -27,6 +27,15 @@ LAST_COMMIT_SECONDS = 120.0  # a store that stalls must not delay the end of a r
 
 Report = Mapping[str, Any]
 
+# Of this process, until the end of their submission is in its record. A store that was full or
+# read-only just then still says "running", and another submission must not take that for a rival.
+_open: dict[tuple[int, float], Committer] = {}
+
+
+def find_open(submission: Submission) -> Committer | None:
+    """The committer of this process whose submission's end is not recorded."""
+    return _open.get((submission.number, submission.started))
+
 
 class Committer:
     """Lives as long as one submission."""
@@ -52,8 +61,14 @@ class Committer:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sparkdml-commit", daemon=True)
         self._heart = threading.Thread(target=self._beat, name="sparkdml-beat", daemon=True)
+        _open[submission.number, submission.started] = self
         self._thread.start()
         self._heart.start()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the submission has not ended, or its last commit is still under way."""
+        return not self._over.is_set() or self._thread.is_alive()
 
     def receive(self, rank: int, report: Report) -> None:
         """Take a rank's report on its parts. Must be quick: the caller also reads heartbeats."""
@@ -76,15 +91,11 @@ class Committer:
                 stacklevel=2,
             )
             return
-        self._record(
-            replace(
-                self.submission,
-                outcome=outcome,
-                cause=cause,
-                failed_at_step=step,
-                ended=time.time(),
-            )
+        ended = replace(
+            self.submission, outcome=outcome, cause=cause, failed_at_step=step, ended=time.time()
         )
+        if self._record(ended):
+            _open.pop((ended.number, ended.started), None)
 
     # -- the threads ----------------------------------------------------------------------------
 
@@ -96,12 +107,14 @@ class Committer:
         while not self._over.wait(BEAT_SECONDS):
             self._record(replace(self.submission, beats=self.submission.beats + 1))
 
-    def _record(self, submission: Submission) -> None:
+    def _record(self, submission: Submission) -> bool:
         self.submission = submission
         try:
             self._archive.record(submission)
         except Exception as error:
             warnings.warn(f"the run's record can't be written: {_reported(error)}", stacklevel=2)
+            return False
+        return True
 
     def _commit(self, reports: dict[int, Report]) -> None:
         first = reports[0]

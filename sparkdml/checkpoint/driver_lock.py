@@ -16,7 +16,7 @@ from dataclasses import replace
 import psutil
 
 from sparkdml.checkpoint.archive import Archive
-from sparkdml.checkpoint.committer import BEAT_SECONDS
+from sparkdml.checkpoint.committer import BEAT_SECONDS, find_open
 from sparkdml.checkpoint.manifest import Submission
 from sparkdml.errors import CheckpointError
 
@@ -45,6 +45,11 @@ def take_over(
                 f"another driver ({submission.driver}) is training into {archive.store.url}. Wait "
                 "for it or end it, or use a new path"
             )
+        own = find_open(submission)
+        if own is not None:  # its end could not be written: the store was full or read-only
+            submissions[index] = own.submission
+            archive.record(own.submission)
+            continue
         last_seen = submission.started + submission.beats * BEAT_SECONDS
         submissions[index] = replace(submission, outcome="lost", cause=LOST, ended=last_seen)
         archive.record(submissions[index])
@@ -54,6 +59,11 @@ def take_over(
 def _is_alive(
     archive: Archive, submission: Submission, sleep: Callable[[float], None], me: str
 ) -> bool:
+    own = find_open(submission)
+    if own is not None:
+        return own.is_working
+    if submission.driver == me:
+        return False  # of this process, and it ended before it began to commit
     host, _, process = submission.driver.partition("/")
     if host == me.partition("/")[0]:
         pid, _, began = process.partition("/")

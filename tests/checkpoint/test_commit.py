@@ -358,6 +358,24 @@ def test_a_driver_that_died_is_taken_over_and_a_living_one_is_not(url):
     assert take_over(driver.archive)[1].outcome == "lost"
 
 
+def test_a_store_that_was_read_only_as_the_run_ended_serves_the_same_driver_again(url, monkeypatch):
+    driver = Driver(url)
+
+    def read_only(self, name, chunks):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(LocalStore, "write", read_only)
+    with pytest.warns(UserWarning, match="record can't be written"):
+        driver.committer.close("failed", "rank 1 was killed", 7)
+    with pytest.raises(OSError, match="Read-only"):
+        take_over(driver.archive)
+    monkeypatch.undo()
+    assert Archive(LocalStore(url)).submissions()[0].outcome == "running"
+    (ended,) = take_over(driver.archive)
+    assert (ended.outcome, ended.cause, ended.failed_at_step) == ("failed", "rank 1 was killed", 7)
+    assert Archive(LocalStore(url)).submissions() == [ended]
+
+
 def test_a_driver_on_another_host_is_judged_by_its_beats(url, monkeypatch):
     archive = Archive(LocalStore(url))
     monkeypatch.setattr("sparkdml.checkpoint.driver_lock.SILENT_SECONDS", 0.3)
