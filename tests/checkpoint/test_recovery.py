@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -428,3 +429,27 @@ def test_surviving_spools_are_used_again(spark, rows, tmp_path):
     assert len(checkpoints.lineage().submissions) == 2
     assert computed.value == 600
     assert not spools_of(spark)
+
+
+class RemovesCheckpoints(dml.Callback):
+    """Removes the checkpoints' folder; then its process is killed."""
+
+    def __init__(self, folder, step):
+        self.folder, self.step = folder, step
+
+    def on_step_end(self, training):
+        if training.ctx.rank == 0 and training.step == self.step:
+            training.checkpoint.wait()
+            shutil.rmtree(self.folder)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def __repr__(self):
+        return "RemovesCheckpoints()"
+
+
+def test_a_folder_that_was_removed_in_mid_run_is_told_as_that(rows, tmp_path):
+    folder = f"{tmp_path}/run"
+    checkpoints = dml.Checkpoints(folder, every=50)
+    with pytest.raises(CheckpointError, match=r"folder .*/run was removed while") as caught:
+        make_estimator(checkpoint=checkpoints, callbacks=[RemovesCheckpoints(folder, 12)]).fit(rows)
+    assert isinstance(caught.value.__cause__, dml.WorkerLost)

@@ -100,6 +100,24 @@ class CheckpointedRun:
         """Workers look for it: one that can't find it has another disk under the same path."""
         self._archive.store.write(name, [b"shared"])
 
+    def _restore_probe(self, name: str, start: Manifest | None) -> None:
+        """If it is gone, so is what was in the store then; a newer checkpoint may be whole."""
+        try:
+            self._archive.store.read(name)
+        except FileNotFoundError:
+            if start is None and self.newest is not None:
+                raise CheckpointError(
+                    f"the checkpoint folder {self._archive.store.url} was removed while this run "
+                    f"was training into it, and with it the checkpoint of step {self.newest.step}, "
+                    "so there is nothing to resume from. Restore the folder, or start the run again"
+                ) from None
+            warnings.warn(
+                f"the checkpoint folder {self._archive.store.url} was removed while this run was "
+                "training into it",
+                stacklevel=2,
+            )
+            self._write_probe(name)
+
     # -- what to resume from --------------------------------------------------------------------
 
     def find_start(self) -> Manifest | None:
@@ -184,6 +202,8 @@ class CheckpointedRun:
 
     def begin(self, start: Manifest | None, num_workers: int, restarted: bool) -> CheckpointPlan:
         """A new submission, from `start` on."""
+        if restarted and self._probe is not None:
+            self._restore_probe(self._probe, start)
         self._start = start
         number = self._submissions[-1].number + 1 if self._submissions else 1
         submission = Submission(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
-from sparkdml.errors import StoreError
+from sparkdml.errors import CheckpointError, StoreError
 from sparkdml.feed.validation_split import with_strata
 from sparkdml.runtime.driver import preflight
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
@@ -127,6 +127,10 @@ class Recovery:
                     raise
                 if time.monotonic() >= deadline:
                     raise self._restarts.explain(cause, str(error)) from error
+            except CheckpointError as error:
+                if cause is None:
+                    raise
+                raise error from cause  # why the run was to be restarted at all
             time.sleep(1)
 
     def _check_restart(self, error: Exception, plan: CheckpointPlan, num_workers: int) -> None:
