@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -21,12 +22,13 @@ from sparkdml.checkpoint.manifest import Submission
 from sparkdml.errors import CheckpointError
 
 SILENT_SECONDS = 3 * BEAT_SECONDS
+CLOCK_SECONDS = 2.0  # by which a process's beginning may have moved with the clock
 LOST = "the driver exited without reporting an outcome"
 
 
 def this_driver() -> str:
     """Return the host, the pid and the process's start time, since pids are reused."""
-    return f"{socket.gethostname()}/{os.getpid()}/{psutil.Process().create_time():.2f}"
+    return f"{socket.gethostname()}/{os.getpid()}/{_beginning(os.getpid())}"
 
 
 def take_over(
@@ -81,6 +83,25 @@ def _process_lives(pid: int, began: str) -> bool:
     try:
         found = psutil.Process(pid)
         # A killed driver stays a zombie if its parent does not wait for it, as in many containers.
-        return f"{found.create_time():.2f}" == began and found.status() != psutil.STATUS_ZOMBIE
+        return _is_beginning(pid, began) and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _beginning(pid: int) -> str:
+    """Return the start time, on Linux in ticks since boot, which the clock does not move."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    # The command's name, in parentheses, may have any characters; 20 fields on is "starttime".
+    return f"{boot[:8]}:{int(stat.rpartition(b')')[2].split()[19])}"
+
+
+def _is_beginning(pid: int, began: str) -> bool:
+    if ":" in began:
+        return _beginning(pid) == began
+    # By the clock, as elsewhere than on Linux and in records of earlier versions.
+    difference: float = psutil.Process(pid).create_time() - float(began)
+    return abs(difference) < CLOCK_SECONDS

@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from sparkdml.checkpoint.driver_lock import _process_lives
+from sparkdml.checkpoint.driver_lock import _process_lives, this_driver
 from sparkdml.testing.waiting import wait_until
 
 
@@ -21,3 +21,18 @@ def test_a_killed_driver_is_dead_even_as_a_zombie():
     assert not _process_lives(driver.pid, began)
     driver.wait()
     assert not _process_lives(driver.pid, began)
+
+
+def test_a_step_of_the_clock_does_not_end_a_living_driver(monkeypatch):
+    _, pid, began = this_driver().split("/")
+    by_the_clock = f"{psutil.Process().create_time():.2f}"  # as earlier versions wrote
+    original = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: original(process) + 1)
+    assert this_driver().split("/")[2] == began
+    assert _process_lives(int(pid), began)
+    assert _process_lives(int(pid), by_the_clock)
+    assert not _process_lives(int(pid), f"{float(by_the_clock) - 60:.2f}")
+    if sys.platform == "linux":
+        boot, _, ticks = began.partition(":")
+        assert not _process_lives(int(pid), f"{boot}:{int(ticks) - 1}")
+        assert not _process_lives(int(pid), f"{'0' * 8}:{ticks}"), "before the machine was booted"
