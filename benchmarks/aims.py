@@ -83,7 +83,7 @@ AIMS: list[Aim] = [
 
 
 def judge(rounds: Mapping[str, Sequence[Round]]) -> list[tuple[Aim, Spread]]:
-    """The aims that this run has measurements for, each with what was measured."""
+    """Return the aims for which this run has measurements, each with its measurement."""
     judged = []
     for aim in AIMS:
         spread = aim.measured(rounds.get(aim.workload, ()))

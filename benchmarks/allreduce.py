@@ -19,7 +19,7 @@ _UNTIMED = 50
 def time_allreduce(
     workload: Allreduce, sum_in_place: Callable[[Tensor], object]
 ) -> dict[str, float]:
-    """Median seconds for each size, at this rank; the ranks are in lockstep by themselves."""
+    """Return this rank's median seconds for each size; the ranks stay in lockstep by themselves."""
     seconds = {}
     for size, repeats in zip(workload.sizes, workload.repeats, strict=True):
         tensor = torch.ones(size)
@@ -33,7 +33,7 @@ def time_allreduce(
 def median_seconds(
     sum_in_place: Callable[[Tensor], object], tensor: Tensor, count: int, num_untimed: int
 ) -> float:
-    """Of `count` sums of ones, after some that are not timed."""
+    """Time `count` sums of ones, after some that are not timed."""
     taken = []
     for _ in range(num_untimed + count):
         tensor.fill_(1.0)

@@ -1,18 +1,19 @@
 """Random faults of every kind during one long run: `python benchmarks/chaos.py --help`.
 
-Trains once in peace, then once more while executors and Python workers are killed with -9, a worker
-is stopped with SIGSTOP, code raises, the executors' local disk fills up and the store can't be
-reached. Both must end with the same bits. What is done is real, by real processes (chaos_world.py):
+Trains once without faults, then again while executors and Python workers are killed with -9, a
+worker is stopped with SIGSTOP, code raises, the executors' local disk fills up and the store can't
+be reached. Both must end with the same bits. The faults are real, in real processes
+(chaos_world.py):
 
-- Workers kill, stop or raise after a step of the schedule. Nothing restarts them but the package.
-- The disk is full to the last byte until the driver has reported it; then its space is freed, as
-  an operator would do, and the run must continue by itself. It fills during the first epoch,
-  when rows are written to it. Where none can be mounted (that needs root), the kind is left out.
+- Workers kill, stop or raise after a step of the schedule. Only the package restarts them.
+- The disk is full to the last byte until the driver has reported it; then its space is freed, as an
+  operator would do, and the run must continue by itself. It fills during the first epoch, when rows
+  are written to it. Where no disk can be mounted (that needs root), this kind is left out.
 - The store refuses connections until the driver has warned of it, or 30 s. Training must go on
   meanwhile, so nothing is resumed; "safe again" is when the next checkpoint is complete.
 
-A fault is detected when the driver knows of it, and resumed when rank 0 has made its first step
-after it, whatever had to be started again for that: an executor, Python, torch.
+A fault is detected when the driver learns of it, and resumed when rank 0 has made its first step
+after it, including the restart of an executor, Python and torch.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def run_chaos(
     rows = make_rows(spark)
     kinds = [*BY_THE_WORKER, *(k for k in FROM_OUTSIDE if k != "full disk" or log.disk.is_mounted)]
     epochs = 2 + -(-num_stretches(count, kinds) * STEPS_A_STRETCH // (ROWS // WORKERS // BATCH))
-    print(f"in peace: {epochs} epochs", file=sys.stderr)
+    print(f"without faults: {epochs} epochs", file=sys.stderr)
     expected = train(rows, epochs, [], None, log)
     steps = int(sum(row["steps"] for row in expected.result.history))
     schedule = make_schedule(count, kinds, steps, steps // epochs, WORKERS, seed)
@@ -112,7 +113,7 @@ def run_chaos(
     )
     outside = Outside(schedule, folder, log.strike)
     outside.start()
-    print(f"in chaos: {count} faults in {steps} steps", file=sys.stderr)
+    print(f"with faults: {count} faults in {steps} steps", file=sys.stderr)
     started = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -135,14 +136,14 @@ def run_chaos(
     (results / "chaos.md").write_text(found)
     missed = [each.fault for each in outcomes if not each.is_right]
     for fault in missed:
-        print(f"not as it should be: {fault}", file=sys.stderr)
+        print(f"unexpected: {fault}", file=sys.stderr)
     return 0 if same and not missed else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/chaos.py", description=__doc__)
-    parser.add_argument("--faults", type=int, default=12, help="how many; each kind in turn")
-    parser.add_argument("--seed", type=int, default=0, help="of their order, steps and ranks")
+    parser.add_argument("--faults", type=int, default=12, help="faults; each kind in turn")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the table")
     options = parser.parse_args(argv)
     if options.faults < 1:

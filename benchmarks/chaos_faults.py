@@ -1,4 +1,4 @@
-"""The faults of the chaos run: which, when, and who strikes."""
+"""The faults of the chaos run: their kinds, their schedule, and how they are caused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACKNOWLEDGE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One of the schedule: after this step, by this rank."""
+    """A fault of the schedule: after this step, by this rank."""
 
     step: int
     rank: int
@@ -45,7 +45,7 @@ def num_stretches(count: int, kinds: Sequence[Kind]) -> int:
 def make_schedule(
     count: int, kinds: Sequence[Kind], steps: int, steps_per_epoch: int, num_workers: int, seed: int
 ) -> list[Fault]:
-    """Every kind in turn, at random steps that lie apart; a disk fills while it is written to."""
+    """Schedule every kind in turn, at random steps apart; a disk fills while it is in use."""
     dice = random.Random(seed)
     chosen = _in_turn(count, kinds)
     early = [kind for kind in chosen if kind == "full disk"]
@@ -61,7 +61,7 @@ def _in_turn(count: int, kinds: Sequence[Kind]) -> list[Kind]:
 
 
 def _stretches(kind: Kind) -> int:
-    """Training continues without its store, so the next fault must be some time away."""
+    """Training continues without its store, so the next fault must come some time later."""
     return 5 if kind == "store cut off" else 1
 
 
@@ -92,7 +92,7 @@ class OutsideFault(dml.Callback):
         try:
             wish.touch(exist_ok=False)
         except FileExistsError:
-            return  # it has happened before the run was started again
+            return  # it has happened before the run was restarted
         deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
         while not wish.with_suffix(".done").exists():
             if time.monotonic() > deadline:
@@ -104,7 +104,7 @@ class OutsideFault(dml.Callback):
 
 
 class FirstSteps(dml.Callback):
-    """Rank 0 writes down when it has made the first step of each submission."""
+    """Rank 0 records when it has made the first step of each submission."""
 
     def __init__(self, folder: str, seconds_a_step: float) -> None:
         self.folder, self.seconds_a_step = folder, seconds_a_step
@@ -138,7 +138,7 @@ def callbacks_for(schedule: Sequence[Fault], folder: str) -> list[dml.Callback]:
 
 
 class Outside(threading.Thread):
-    """Watches for wishes, and fulfils them."""
+    """Watches for requested faults, and causes them."""
 
     def __init__(
         self,

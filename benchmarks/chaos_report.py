@@ -1,4 +1,4 @@
-"""What the chaos run has found out: when the driver knew what, and what became of each fault."""
+"""The results of the chaos run: when the driver learned of each fault, and how the fault ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = "-"
 
 @dataclass
 class Log:
-    """When the driver knew what."""
+    """When the driver learned of faults."""
 
     disk: Disk
     store: ObjectStore
@@ -64,7 +64,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one fault."""
+    """How one fault ended."""
 
     fault: Fault
     detected: float | None  # seconds after it

@@ -1,8 +1,9 @@
-"""The surroundings of a chaos run: real executors to kill, a small disk, a store to cut off.
+"""The cluster of the chaos run: executors to kill, a small disk to fill, a store to cut off.
 
-The executors are those of `local-cluster`, processes of their own. The disk is a tmpfs that holds
-Spark's local directories, which takes the right to mount; without it there is no full disk. The
-store is moto's S3 server, reached through a door that can be shut: connections are then refused.
+All of them are real. The executors are those of `local-cluster`, which have their own processes.
+The disk is a tmpfs with Spark's local directories; mounting it needs root, and without it no disk
+is filled. The store is moto's S3 server behind a port that can be closed: connections are then
+refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BUCKET = "chaos"
 
 
 class Disk:
-    """A file system of its own for Spark's local directories."""
+    """A separate file system for Spark's local directories."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +42,7 @@ class Disk:
         self.is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
 
     def fill(self) -> None:
-        """To the last byte."""
+        """Fill the disk to the last byte."""
         assert self.is_mounted, "the machine's own disk is never filled"
         block = bytes(1 << 20)
         with open(self._ballast, "wb", buffering=0) as file:
@@ -65,7 +66,7 @@ class Disk:
 
 
 class Authenticator:
-    """A TCP port that leads to another one, until it is shut."""
+    """A TCP port that forwards to another one until it is closed."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -112,7 +113,7 @@ class Authenticator:
 
 
 class ObjectStore:
-    """moto's S3 server behind a door."""
+    """moto's S3 server behind a port that can be closed."""
 
     def __init__(self) -> None:
         port = free_port()

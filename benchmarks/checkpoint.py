@@ -1,10 +1,10 @@
 """What checkpoints cost: `python benchmarks/checkpoint.py --help`.
 
-1. A run with checkpoints against the same run without, in one process, in turns. The whole call
-   counts, so the checkpoint before the first step and the one at the end count too, which every run
-   writes, however short it is. By default "auto" expects one failure a day, and so takes few more
-   than these two in runs as short as here; two other settings show what more of them cost. A
-   second run without any shows how far two equal runs lie apart; the first in turn changes.
+1. A run with checkpoints against the same run without, in one process, in turns. The whole call is
+   timed, including the checkpoints before the first step and at the end, which every run writes,
+   however short it is. By default "auto" expects one failure a day, and so takes few more than
+   these two in runs as short as here; two other settings show what more of them cost. A second run
+   without any shows how far two equal runs lie apart; the first in turn changes.
 2. The copy that the training thread waits for, and the write behind it, against `torch.save` of
    the same tensors to the same disk. Both of them sync their file; `torch.save` without a sync is
    given as well. The write also hashes (SHA-256), which `torch.save` does not.
@@ -180,7 +180,7 @@ def runs_to_markdown(rounds: list[Round], taken: dict[str, list[Taken]]) -> list
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/checkpoint.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     options = parser.parse_args(argv)
     if options.rounds < 1:
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "",
             *runs_to_markdown(runs, taken),
             "",
-            f"Wanted of {auto}: {AIM} of the whole call; measured: {reached.median:.3f}.",
+            f"Target for {auto}: {AIM} of the whole call; measured: {reached.median:.3f}.",
             "",
             f"A state of {num_bytes / 1e6:.0f} MB, {2 * options.rounds} rounds:",
             "",
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (options.results / "checkpoint.md").write_text(table + "\n")
     print(table)
     if options.quick:
-        print("\nA --quick run: it proves that the benchmark works, not how fast.")
+        print("\nA --quick run: it checks that the benchmark works, and its times mean nothing.")
     return 0
 
 

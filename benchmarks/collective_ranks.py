@@ -1,4 +1,4 @@
-"""What each rank does in `collectives.py`: the sums of one backend and of what is built on it."""
+"""Each rank's part of `collectives.py`: the sums of one backend and of the topologies over it."""
 
 from __future__ import annotations
 

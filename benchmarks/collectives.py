@@ -4,11 +4,11 @@
 measurements of one round are divided by each other. With more ranks than cores, ranks wait for a
 core as well as for each other.
 
-Each backend has a gang of processes to itself: Horovod's thread wakes every millisecond, also when
-there is nothing to do, and in the processes of others it would take their cycles. In every round,
-for every size, each gang has its turn: Horovod's, then torch's with our topologies. The gang whose
-turn it isn't is stopped (SIGSTOP), threads and all; it is so only between its calls, when none of
-its ranks is in a sum.
+Each backend has its own gang of processes: Horovod's thread wakes every millisecond, even when it
+has nothing to do, and would take cycles from others in the same processes. In every round, for
+every size, each gang has its turn: Horovod's, then torch's with our topologies. The other gang is
+stopped (SIGSTOP) with all its threads, but only between its calls, when none of its ranks is in a
+sum.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SUM_AIMS = [
 ]
 OURS = SparkdmlFit("torch", SHARED)
 LOOP: list[Contender] = [OURS, SparkdmlFit("torch", "native"), BareTorchrun(), FeedLimit()]
-FREE_AGREEMENT = f"{FeedLimit.name}, had its ranks waited for each other"
+FREE_AGREEMENT = f"{FeedLimit.name}, if its ranks waited for each other"
 LOOP_AIMS = [
     Aim(OURS.name, FeedLimit.name, LATER_EPOCHS, 0.9),
     Aim(OURS.name, BareTorchrun.name, LATER_EPOCHS, 1.8),
@@ -103,7 +103,7 @@ def measure_round(gangs: Sequence[RankProcesses], sizes: Sequence[int], quick: b
 
 @contextmanager
 def turn_of(gang: RankProcesses) -> Iterator[None]:
-    """The gang runs in here, and nowhere else."""
+    """The gang runs only within this context."""
     tell(gang, signal.SIGCONT)
     try:
         yield
@@ -126,7 +126,7 @@ def tell(gang: RankProcesses, number: signal.Signals) -> None:
 
 
 def repeats(size: int, quick: bool) -> int:
-    """Short sums vary more, and long ones take their time."""
+    """Repeat short sums more often, since they vary more and take less time."""
     count = max(8, min(200, 10_000_000 // size))
     return max(1, count // 10) if quick else count
 
@@ -149,7 +149,7 @@ def measure_loop(work: Training, rounds: int, bench: Bench) -> list[Round]:
 
 
 def table(rounds: Sequence[Round], against: str, in_ms: bool) -> list[str]:
-    """Times, and after each how many times as fast as `against` that is."""
+    """A table of times, with how many times as fast as `against` each is."""
     metrics = [name for name in metrics_in(rounds) if in_ms or name == LATER_EPOCHS]
     unit = "ms" if in_ms else "s"
     head = [f"{metric}, {unit}" for metric in metrics]
@@ -183,7 +183,7 @@ def _describe(ratio: Spread) -> str:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("benchmarks/collectives.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--only", choices=("sums", "loop"), help="one of the two parts")
     parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS), help="of the sums")
     parser.add_argument("--sizes", type=int, nargs="+", help="of the sums, in floats")
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             bench.close()
         lines += ["## W1's loop", "", *table(loop, FeedLimit.name, in_ms=False), ""]
         judged += judge(loop, LOOP_AIMS, "W1")
-    lines += ["## Aims", "", "| | wanted | measured | reached |", "|---|---|---|---|", *judged]
+    lines += ["## Aims", "", "| | target | measured | reached |", "|---|---|---|---|", *judged]
     text = "\n".join(lines)
     (options.results / "collectives.md").write_text(text + "\n")
     print(text)

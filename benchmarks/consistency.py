@@ -1,13 +1,13 @@
 """Time to a loss under BSP, SSP, ASP and TAP beside stragglers: `python benchmarks/consistency.py`.
 
 MNIST, where SPARKDML_DATA names the folder that has `mnist/`; else scikit-learn's digits. Four
-workers and two servers; a step takes its time by sleeping, so that the machine's few cores don't
-decide. There are two kinds of stragglers, each four times slower than the others: one that is
-another worker in every step, and one that is always the same. Rank 0 keeps the model as it was at
-several moments of the run; once the run is over they are judged by the loss on the test images.
+workers and two servers; the time of a step is a sleep, so that it does not depend on the machine's
+few cores. There are two kinds of stragglers, each four times slower than the others: another worker
+in every step, or always the same one. Rank 0 keeps copies of the model at several moments of the
+run; after the run they are evaluated by the loss on the test images.
 
-Where pushes are applied one by one (all models but BSP), each takes a step of its own: the learning
-rate is divided by the number of workers there, so that a clock moves the model as far in all.
+Where pushes are applied one by one (all models except BSP), each is a separate step: the learning
+rate is divided by the number of workers, so that a clock moves the model equally far in total.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LINE_UP: dict[Pattern, tuple[str, ...]] = {
     "rotating": ("BSP", "SSP(3)", "ASP", "TAP"),
     "always": tuple(MODELS),
 }
-AIMS: dict[tuple[Pattern, str], float] = {  # times sooner than BSP
+AIMS: dict[tuple[Pattern, str], float] = {  # times as fast as BSP
     ("rotating", "SSP(3)"): 1.5,
     ("always", "TAP, leased"): 2.0,
 }
@@ -73,7 +73,7 @@ AIMS: dict[tuple[Pattern, str], float] = {  # times sooner than BSP
 
 @dataclass(frozen=True)
 class Work:
-    """What every run does."""
+    """The work of every run."""
 
     rows: int
     batch_size: int
@@ -133,7 +133,7 @@ class Run:
     accuracy: float
 
     def reached(self, target: float) -> float | None:
-        """When the mean of three looks was at the target: a lucky one doesn't count."""
+        """When the mean of three evaluations reached the target; a lucky one doesn't count."""
         for n in range(2, len(self.losses)):
             if sum(self.losses[n - 2 : n + 1]) / 3 <= target:
                 return self.seconds[n]
@@ -195,7 +195,7 @@ def to_tensors(images: DataFrame) -> tuple[Tensor, Tensor]:
     return features, torch.tensor(rows["label"].to_numpy())
 
 
-# -- what was found ---------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -222,7 +222,7 @@ class Found:
         return times_as_fast(self.rounds, name, ["BSP"], TO_TARGET)
 
     def points(self, name: str) -> float:
-        """Of accuracy above BSP's, where they differ most."""
+        """Percentage points of accuracy above BSP's, where they differ most."""
         pairs = zip(self.runs[name], self.runs["BSP"], strict=True)
         return max((100 * (one.accuracy - usual.accuracy) for one, usual in pairs), key=abs)
 
@@ -231,7 +231,7 @@ class Found:
             f"{TITLES[self.pattern].capitalize()}: seconds to a test loss of {self.work.target}, "
             "the median of the rounds (least to most).",
             "",
-            "| model | s to target | times sooner than BSP | s in all | accuracy | points |",
+            "| model | s to target | times as fast as BSP | s in total | accuracy | points |",
             "|---" * 6 + "|",
         ]
         for name, runs in self.runs.items():
@@ -247,12 +247,12 @@ class Found:
         return "\n".join(lines) + "\n"
 
     def missed(self) -> list[str]:
-        """What was aimed at and not reached."""
+        """The aims that were missed."""
         missed = []
         for name in self.runs:
             sooner, wanted = self.sooner(name), AIMS.get((self.pattern, name))
             if wanted is not None and (sooner is None or sooner.median < wanted):
-                missed.append(f"{self.pattern}: {name} is not {wanted} times sooner than BSP")
+                missed.append(f"{self.pattern}: {name} is not {wanted} times as fast as BSP")
             if abs(self.points(name)) > self.work.within:
                 missed.append(f"{self.pattern}: {name} is {self.points(name):+.2f} points away")
         return missed
@@ -308,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/consistency.py", description=__doc__)
     parser.add_argument("--data", type=Path, default=os.environ.get("SPARKDML_DATA"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="digits, even where MNIST is there")
+    parser.add_argument("--small", action="store_true", help="digits, even if MNIST is available")
     parser.add_argument("--patterns", nargs="+", choices=list(TITLES), default=list(TITLES))
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the tables")
     options = parser.parse_args(argv)

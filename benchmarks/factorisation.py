@@ -1,10 +1,10 @@
 """Matrix factorisation beside MLlib's ALS: `python benchmarks/factorisation.py --help`.
 
 The ratings are MovieLens-100k's (`movielens-100k/u.data` in --data or SPARKDML_DATA), or made up
-with --quick. Each round splits them again, four fifths for training; all contenders learn from the
+with --quick. Each round splits them again, four fifths for training; all contenders train on the
 same cached rows, in turns within one session, and are judged by the root mean square error of the
-same ratings, whose user and item both occur in what was learnt from. Predictions are taken as they
-are, without being kept within one and five stars. Time is that of the whole call.
+same test ratings, whose user and item both occur in the training data. Predictions are not clipped
+to one to five stars. The whole call is timed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OURS = "sparkdml, blocks"
 
 @dataclass(frozen=True)
 class Contender:
-    """`predict_after_fit(rows to learn from, ratings to foretell)`: predictions, and seconds."""
+    """`predict_after_fit(training rows, test ratings)` returns predictions and seconds."""
 
     name: str
     given: str
@@ -51,7 +51,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What each worker does: its rows of the DataFrame, then the program."""
+    """Runs in each worker: reads its rows of the DataFrame, then runs the program."""
 
     shape: tuple[int, int]
     rank: int
@@ -135,7 +135,7 @@ def make_up_ratings(num_rows: int = 8_000) -> pd.DataFrame:
 
 
 def cut(ratings: pd.DataFrame, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """To learn from, and to foretell: of users and items that occur in the first."""
+    """Split into training and test ratings; the latter have only users and items of the former."""
     learns = np.random.default_rng(seed).random(len(ratings)) < 0.8
     known, unseen = ratings[learns], ratings[~learns]
     return known, unseen[unseen.user.isin(known.user) & unseen.item.isin(known.item)]

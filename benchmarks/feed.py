@@ -1,8 +1,9 @@
-"""How many rows a second the feed gives by itself: `python benchmarks/feed.py --help`.
+"""The speed of the feed alone, in rows per second: `python benchmarks/feed.py --help`.
 
 The first epoch comes from Spark's stream, so it is measured against `mapInArrow` that only counts
-rows; later epochs come from the spool. Timed inside the tasks, the slowest of them counts: what
-Spark does before a task sees its first row is the same for all and is no part of it.
+rows; later epochs come from the spool. Time is measured inside the tasks, and the slowest task
+counts: Spark's work before a task receives its first row is the same for all contenders, and is not
+included.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def to_markdown(rounds: list[Round], rows: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/feed.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     options = parser.parse_args(argv)
     if options.rounds < 1:

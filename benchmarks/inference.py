@@ -3,9 +3,9 @@
 W1's MLP over W1, all columns passed through, into Spark's noop sink: `fitted.transform` against
 `predict_batch_udf`, `pandas_udf`, and `mapInArrow` written by hand, in turns within one session.
 All of them run the same module with one thread and add the same column: first the class, a double,
-then the module's outputs, an array of floats. The scan alone shows what is left when nothing is
-predicted. Then `transform` on a quarter, a half and all of the rows, to see that its cost grows
-with them and with nothing else.
+then the module's outputs, an array of floats. The scan alone shows the time without predictions.
+Then `transform` runs on a quarter, a half and all of the rows, to check that its cost grows only
+with the number of rows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Added = Callable[["DataFrame"], "DataFrame"]
 
 
 def compute(module: nn.Module, kind: str, features: np.ndarray) -> np.ndarray:
-    """What every contender computes for a batch."""
+    """The computation of every contender for a batch."""
     with torch.inference_mode():
         found = module(torch.from_numpy(features))
         array: np.ndarray = (found.argmax(dim=1).double() if kind == CLASS else found).numpy()
@@ -122,7 +122,7 @@ def with_map_in_arrow(module: nn.Module, work: Training, kind: str) -> Added:
 
 
 def fit(rows: DataFrame, work: Training) -> dml.TorchModel:
-    """A model as users have it: trained, on some of the rows."""
+    """A model as users have it, trained on some of the rows."""
     return dml.TorchEstimator(
         model=partial(make_module, work),
         loss=nn.CrossEntropyLoss(),
@@ -142,7 +142,7 @@ def consume(rows: DataFrame) -> float:
 
 
 def check_same(contenders: dict[str, Added], rows: DataFrame) -> None:
-    """Fast but wrong is no contender."""
+    """Refuse contenders whose predictions differ."""
     from pyspark.sql import functions
 
     some = rows.limit(2000).cache()
@@ -210,7 +210,7 @@ def compare_table(rounds: list[Round], kind: str, rows: int) -> list[str]:
     assert reached is not None
     lines += [
         "",
-        f"Wanted: at least {AT_LEAST} times predict_batch_udf, the aim is {AIM}; measured: "
+        f"Target: {AT_LEAST} times predict_batch_udf; stretch goal: {AIM}; measured: "
         f"{reached.median:.2f}, the median of {len(rounds)} rounds.",
         "",
     ]
@@ -219,7 +219,7 @@ def compare_table(rounds: list[Round], kind: str, rows: int) -> list[str]:
 
 def growth_table(growth: dict[int, list[float]], rows: int) -> list[str]:
     lines = ["## By the number of rows", ""]
-    lines += ["| rows | transform, seconds | microseconds a row |", "|---|---|---|"]
+    lines += ["| rows | transform, seconds | microseconds per row |", "|---|---|---|"]
     for count, found in growth.items():
         spread = Spread.of(found)
         assert spread is not None
@@ -234,7 +234,7 @@ def growth_table(growth: dict[int, list[float]], rows: int) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/inference.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     options = parser.parse_args(argv)
     if options.rounds < 1:

@@ -1,10 +1,10 @@
 """W1's loop beside its limit, epoch by epoch in the same workers: `python benchmarks/loop.py`.
 
-A machine whose speed changes from minute to minute can't compare runs that lie minutes apart, as
-those of `collectives.py` do. Here every epoch of a `fit` is preceded by one without communication
-as a user would write it, one without communication that makes its steps as we do, one whose ranks
-do no more than meet in every step, and one through torch's DDP, in the same processes and on the
-same rows, so that what is divided by each other was measured within a few seconds.
+On a machine whose speed changes from minute to minute, runs that are minutes apart, as in
+`collectives.py`, can't be compared. Here every epoch of a `fit` is preceded by four others, in the
+same processes and on the same rows: one without communication as a user would write it, one without
+communication with our step, one whose ranks only synchronize in every step, and one through torch's
+DDP. So the times of a ratio were measured within a few seconds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from sparkdml.training.flat import FlatParams
 from sparkdml.training.flat_step import flat_step
 
 RESULTS = Path(__file__).resolve().parent / "results"
-ALONE, FLAT, MEETING = "no communication", "no communication, our step", "meeting"
+ALONE, FLAT, SYNCHRONIZATION = "no communication", "no communication, our step", "synchronization"
 DDP, OURS = "DDP", "sparkdml"
 TITLES = {
     OURS: "**sparkdml, shared memory**",
     DDP: "torch's DDP on gloo, with the same feed",
-    MEETING: "no gradients exchanged: ranks sum up one number in every step, and step as ours do",
+    SYNCHRONIZATION: "synchronization alone: ranks sum one number per step, with our step",
     FLAT: "no communication, with our step over the flat buffer",
     ALONE: "no communication, with torch's own step: the limit",
 }
@@ -50,7 +50,7 @@ TITLES = {
 
 @dataclass
 class Beside(dml.Callback):
-    """In each worker: trains four models beside the estimator's, an epoch of each in turn."""
+    """Runs in each worker: trains four models beside the estimator's, an epoch of each in turn."""
 
     workload: Training
     _models: dict[str, tuple[nn.Module, Any]] = field(default_factory=dict)
@@ -59,14 +59,15 @@ class Beside(dml.Callback):
 
     def on_epoch_start(self, training: Any) -> None:
         number = training.epoch.number
-        if number > 0:  # the first is read from Spark's stream, which comes but once
+        if number > 0:  # the first is read from Spark's stream, which can be read only once
             alone = self._train(ALONE, training, number)
-            # The others take as many batches of every rank: in their favour, one may be left out.
+            # The others use the same number of batches on every rank: one may be left out, in their
+            # favour.
             fewest = -_most(training, -len(alone.step_seconds[0]))
             results = {ALONE: alone}
             results |= {
                 name: self._train(name, training, number, int(fewest))
-                for name in (FLAT, MEETING, DDP)
+                for name in (FLAT, SYNCHRONIZATION, DDP)
             }
             for name, result in results.items():
                 self._seconds[name] = _most(training, result.epoch_seconds[0])
@@ -96,43 +97,45 @@ class Beside(dml.Callback):
         optimizer = torch.optim.SGD(module.parameters(), lr=self.workload.learning_rate)
         if name in (ALONE, DDP):
             return module, optimizer
-        wire = open_topology("shared-memory", training.ctx.comm) if name == MEETING else None
-        return module, FlatSteps(module, optimizer, wire)
+        comm = (
+            open_topology("shared-memory", training.ctx.comm) if name == SYNCHRONIZATION else None
+        )
+        return module, FlatSteps(module, optimizer, comm)
 
 
 class FlatSteps:
-    """Steps over the flat buffer, as those of a task; if there is a wire, each after a meeting."""
+    """Steps over the flat buffer, as in a task; with `comm`, each after a sum of one number."""
 
     def __init__(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, wire: Communicator | None
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator | None
     ) -> None:
         self._params = FlatParams(module, num_stats=1)
         self._step = flat_step(optimizer, self._params, self._params.parameters)
-        self._meet = None if wire is None else wire.repeated(torch.zeros(1))
+        self._synchronize = None if comm is None else comm.repeated(torch.zeros(1))
 
     def zero_grad(self) -> None:
         self._params.zero()
 
     def step(self) -> None:
-        if self._meet is not None:
-            self._meet().wait()
+        if self._synchronize is not None:
+            self._synchronize().wait()
         self._step()
 
 
 def _most(training: Any, number: float) -> float:
-    """The largest of all ranks'."""
+    """Return the largest value of all ranks."""
     return float(training.ctx.comm.allreduce_(torch.tensor([number]).double(), "max").item())
 
 
 def table(rows: Sequence[dict[str, float]]) -> str:
     lines = [
-        f"| W1, {len(rows)} epochs of each in turn | s an epoch | as fast as the limit "
-        "| as the limit with our step | as who only meets | as DDP |",
+        f"| W1, {len(rows)} epochs of each in turn | s per epoch | as fast as the limit "
+        "| as the limit with our step | as synchronization alone | as DDP |",
         "|---|---|---|---|---|---|",
     ]
     for name, title in TITLES.items():
         seconds = Spread.of([row[name] for row in rows])
-        others = (ALONE, FLAT, MEETING, DDP)
+        others = (ALONE, FLAT, SYNCHRONIZATION, DDP)
         ratios = [Spread.of([row[other] / row[name] for row in rows]) for other in others]
         assert seconds is not None
         cells = [f"{seconds.median:.2f} ({seconds.low:.2f} to {seconds.high:.2f})"]
@@ -143,7 +146,7 @@ def table(rows: Sequence[dict[str, float]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/loop.py", description=__doc__)
-    parser.add_argument("--epochs", type=int, default=20, help="of each, after the first")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of each, after the first")
     parser.add_argument("--rows", type=int, default=W1.rows)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     options = parser.parse_args(argv)

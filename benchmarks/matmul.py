@@ -1,8 +1,8 @@
 """A product of two matrices over shards, beside Spark's BlockMatrix: `python benchmarks/matmul.py`.
 
-Both begin with cached rows that hold a column of A and a row of B, and end with the product at the
-driver; BlockMatrix builds its blocks from them within the time that is measured, as ours builds its
-tensors, and is also measured alone, from blocks that are cached already. In turns, in one session.
+Both start from cached rows that hold a column of A and a row of B, and end with the product at the
+driver. The measured time includes building BlockMatrix's blocks and our tensors from the rows;
+BlockMatrix is also measured from blocks that are already cached. They take turns in one session.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def take_turns(
     contenders: dict[str, Callable[[], Any]], expected: np.ndarray, rounds: int
 ) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):  # the first one starts workers, compiles, and is not counted
+    for number in range(rounds + 1):  # the first, a warm-up, is not counted
         for name, compute in contenders.items():
             began = time.perf_counter()
             found = compute()

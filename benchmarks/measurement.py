@@ -1,4 +1,4 @@
-"""What one call of one contender gave. Every metric is in seconds, so that ratios need one rule."""
+"""The measurements of one call of a contender. All are in seconds, so all ratios have one rule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FIRST_STEP = "first step"  # from the call to the end of the slowest rank's firs
 LOAD = "load"  # reading Parquet into memory, where the contender does that before its loop
 FIRST_EPOCH = "first epoch"
 LATER_EPOCHS = "later epochs"  # the median of the second epoch and later
-# The same, had the ranks waited for each other after every step: what a free agreement would take.
+# The same if the ranks waited for each other after every step: the cost of free synchronization.
 IN_STEP = "later epochs, in step"
 EPOCH_METRICS = (FIRST_EPOCH, LATER_EPOCHS)
 

@@ -1,13 +1,13 @@
 """The same MLP beside Spark's own learners: `python benchmarks/mllib_peers.py --help`.
 
 Each contender is the last stage of a Pipeline whose first assembles a vector from columns. All of
-them learn from the same cached rows, in turns within one session; fit and transform are timed, and
-accuracy is that of rows that were held out. The labels come from products of random projections, so
-that a plane parts the classes only in part. MLlib's MLP has logistic units; ours has the same
-layers with the same units, and once more with ReLU, which MLlib doesn't offer.
+them train on the same cached rows, in turns within one session; fit and transform are timed, and
+accuracy is measured on held-out rows. The labels come from products of random projections, so a
+plane separates the classes only partly. MLlib's MLP has logistic units; ours has the same layers
+with the same units, and is also measured with ReLU, which MLlib doesn't offer.
 
-What a contender is given (iterations, epochs, trees) is in the table: they stop by their own rules,
-so time alone says little, and accuracy alone says little.
+The table has each contender's budget (iterations, epochs, trees): they stop by their own rules, so
+neither time alone nor accuracy alone says much.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COLUMNS = [f"x{number}" for number in range(WIDTH)]
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; the quick one only shows that it works."""
+    """The sizes of a run; the quick one only checks that the benchmark works."""
 
     rows: int
     epochs: int
@@ -67,7 +67,7 @@ QUICK = Size(4_000, 2, 5, 5, 3)
 
 @dataclass(frozen=True)
 class Learner:
-    """A contender: what it is called, what it is given, and how its last stage is made."""
+    """A contender: its name, its budget, and how its last stage is made."""
 
     name: str
     given: str
@@ -139,7 +139,7 @@ def line_up(size: Size) -> list[Learner]:
 
 
 def make_rows(spark: SparkSession, num_rows: int) -> tuple[DataFrame, DataFrame]:
-    """Rows to learn from, and a quarter as many to be judged by; labelled by a random quadric."""
+    """Make training rows, and a quarter as many test rows, labelled by a random quadric."""
     dice = np.random.default_rng(SEED)
     features = dice.standard_normal((num_rows * 5 // 4, WIDTH)).astype(np.float32)
     one, other = features @ (dice.standard_normal((2, WIDTH, 4)) / np.sqrt(WIDTH))
@@ -157,7 +157,7 @@ def make_rows(spark: SparkSession, num_rows: int) -> tuple[DataFrame, DataFrame]
 
 
 def measure(learner: Learner, train: DataFrame, test: DataFrame) -> tuple[Measurement, float]:
-    """One fit and one transform of the whole pipeline; and the accuracy on the rows held out."""
+    """Time a fit and a transform of the whole pipeline, and measure the held-out accuracy."""
     from pyspark.ml import Pipeline
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.feature import VectorAssembler
@@ -220,7 +220,7 @@ def to_markdown(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/mllib_peers.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the tables")
     options = parser.parse_args(argv)
     if options.rounds < 1:

@@ -1,10 +1,10 @@
-"""What watching a run costs: `python benchmarks/observe.py --help`.
+"""The cost of observing a run: `python benchmarks/observe.py --help`.
 
 The same fit with everything switched on (the Training tab with a live UI and the event log, a trace
 of all ranks, a tracker, workers' prints at the driver, verbose=2) and with everything off, in one
-process, in turns. The epochs count, without start-up. In a third fit the collector, which hands out
-the events at the driver, stops for good soon after the start. Another one with everything off shows
-how far two equal runs lie apart; the first in turn changes.
+process, in turns. The epochs are timed, without start-up. In a third fit the collector, which
+delivers the events at the driver, stops for good soon after the start. Another one with everything
+off shows how much two equal runs differ; the order rotates from round to round.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StopsTheCollector:
 
 
 class WatchedBy(dml.TorchEstimator):
-    """One more observer, before all others."""
+    """Add an observer before all others."""
 
     first: StopsTheCollector | None = None
 
@@ -133,7 +133,7 @@ def fit(spark: SparkSession, rows: DataFrame, work: Training, name: str) -> Meas
 
 
 def release_after_run(spark: SparkSession, stops: StopsTheCollector) -> None:
-    """Once Spark has no job left: or the end of the fit would wait for the collector."""
+    """Release it once Spark has no job left: the end of the fit would wait for the collector."""
     status = spark.sparkContext.statusTracker()
 
     def wait() -> None:
@@ -147,7 +147,7 @@ def release_after_run(spark: SparkSession, stops: StopsTheCollector) -> None:
 def measure(
     spark: SparkSession, rows: DataFrame, work: Training, rounds: int
 ) -> tuple[list[Round], bool]:
-    """The rounds, and whether all runs ended with the same loss: watching changes nothing."""
+    """Return the rounds, and whether all runs ended with the same loss, as they should."""
     names = [OFF, ON, CONTROL, STOPPED]
     fit(spark, rows, work, ON)  # untimed: starts the Python workers, attaches the tab
     measured: list[Round] = []
@@ -180,7 +180,7 @@ def start_session(folder: str) -> SparkSession:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/observe.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     options = parser.parse_args(argv)
     if options.rounds < 1:
@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines.append(f"| {name} | {cell} | {ratio(rounds, name, OFF, EPOCHS)} |")
     reached = times_as_fast(rounds, ON, [OFF], EPOCHS)
     assert reached is not None
-    lines += ["", f"Wanted: {AIM}; measured: {reached.median:.3f}. Same loss in all runs: {same}."]
+    lines += ["", f"Target: {AIM}; measured: {reached.median:.3f}. Same loss in all runs: {same}."]
     table = "\n".join(lines)
     (options.results / "observe.md").write_text(table + "\n")
     print(table)

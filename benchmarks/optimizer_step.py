@@ -1,7 +1,7 @@
 """Optimizers' steps over the flat buffer beside torch's own: `python benchmarks/optimizer_step.py`.
 
-Both take turns after the same backward pass, as in a training loop: a step that is repeated by
-itself finds all that it needs in the caches, as no training does.
+Both take turns after the same backward pass, as in a training loop: a step that is repeated alone
+finds all its data in the caches, which never happens in training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Contender:
-    """A model and what makes its steps."""
+    """A model and its optimizers."""
 
     def __init__(self, work: Training, make: Callable[..., torch.optim.Optimizer], flat: bool):
         self.module = make_model(work)
@@ -52,12 +52,12 @@ class Contender:
 
 
 def measure(work: Training, name: str, steps: int) -> list[tuple[float, float]]:
-    """Of each step: torch's own seconds, and those over the flat buffer."""
+    """Return the seconds of each step: torch's own, and that over the flat buffer."""
     features = torch.randn(work.batch_size, work.width)
     labels = torch.randint(0, work.classes, (work.batch_size,))
     own, flat = (Contender(work, OPTIMIZERS[name], is_flat) for is_flat in (False, True))
     both = [(own.seconds(features, labels), flat.seconds(features, labels)) for _ in range(steps)]
-    return both[len(both) // 10 :]  # the first ones make states
+    return both[len(both) // 10 :]  # the first steps create the optimizers' states
 
 
 def table(work: Training, steps: int) -> str:

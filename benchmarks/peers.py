@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = QUICK if options.quick else FULL
     contenders, skipped = installed([ALL[name] for name in options.contenders])
     if not contenders:
-        print("nothing to measure: every chosen contender is missing something", file=sys.stderr)
+        print("nothing to measure: all chosen contenders lack a requirement", file=sys.stderr)
         return 1
     report = Report(contenders, [sizes[name] for name in options.workloads], options.quick)
     report.skipped = skipped
@@ -52,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workloads", type=_names_in(FULL), default=list(FULL), help="W1,W3,…")
     parser.add_argument("--contenders", type=_names_in(ALL), default=list(ALL), help=", ".join(ALL))
     parser.add_argument("--rounds", type=_at_least_one, default=3)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds for one call")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     return parser.parse_args(argv)
@@ -79,7 +79,7 @@ def _at_least_one(text: str) -> int:
 
 
 def installed(chosen: list[Contender]) -> tuple[list[Contender], dict[str, str]]:
-    """The contenders that can run here, and what the others are missing, by name."""
+    """Return the contenders that can run here, and by name what the others need."""
     missing = {each.name: each.missing() for each in chosen}
     skipped = {name: what for name, what in missing.items() if what is not None}
     for name, what in skipped.items():
@@ -106,10 +106,10 @@ def run(report: Report, bench: Bench, rounds: int) -> None:
 def attempt(
     contender: Contender, workload: Workload, bench: Bench, report: Report, where: str
 ) -> Measurement | None:
-    """A measurement, or None after a failure: one must not cost the others their hour.
+    """Return a measurement, or None after a failure, so that the other contenders still run.
 
-    A peer's launcher may fail now and then: it gets a second call, and the report says so. Ours
-    gets none.
+    A peer's launcher may fail occasionally: it gets a second call, and the report says so. Ours
+    doesn't.
     """
     for last in [True] if contender.ours else [False, True]:
         try:
@@ -126,7 +126,7 @@ def _first_line(error: Exception) -> str:
 
 
 def measure_once(contender: Contender, workload: Workload, bench: Bench) -> Measurement:
-    """One warm call, refused if it didn't train on every row."""
+    """Make one warm call; refused if it didn't train on every row."""
     if isinstance(workload, Training):
         contender.warm_up(bench)
     load_average = os.getloadavg()[0]

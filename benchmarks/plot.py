@@ -1,4 +1,4 @@
-"""The run as a picture: one panel a workload and metric, one bar a contender."""
+"""The run as a picture: one panel per workload and metric, one bar per contender."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def draw(report: Report, path: Path) -> None:
         axis.set_title(f"{workload.name}, {metric}", fontsize=10)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Seconds, shorter is better" + (" (--quick: no proof)" * report.quick))
+    figure.suptitle("Seconds, shorter is better" + (" (--quick: not a measurement)" * report.quick))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

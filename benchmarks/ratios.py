@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks.measurement import Measurement
 
-Round = dict[str, Measurement]  # contender's name -> what it gave in this round
+Round = dict[str, Measurement]  # contender's name -> its measurement in this round
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None where there are no values at all: a contender that was skipped or failed."""
+        """Return None if there are no values: for a contender that was skipped or failed."""
         if not values:
             return None
         return cls(statistics.median(values), min(values), max(values), len(values))
 
 
 def seconds_of(rounds: Iterable[Round], contender: str, metric: str) -> list[float]:
-    """The contender's times in the rounds that have one."""
+    """Return the contender's times in the rounds that have one."""
     measured = [entry[contender] for entry in rounds if contender in entry]
     return [each.seconds[metric] for each in measured if metric in each.seconds]
 
 
 def best_in_round(entry: Round, contenders: Iterable[str], metric: str) -> float | None:
-    """The shortest time among the contenders in this round."""
+    """Return the shortest time among the contenders in this round."""
     times = [seconds_of([entry], contender, metric) for contender in contenders]
     return min((seconds for found in times for seconds in found), default=None)
 
@@ -47,7 +47,7 @@ def best_in_round(entry: Round, contenders: Iterable[str], metric: str) -> float
 def times_as_fast(
     rounds: Iterable[Round], contender: str, others: Sequence[str], metric: str
 ) -> Spread | None:
-    """How many times as fast `contender` is as the best of `others`: their time over its own."""
+    """Return how many times as fast as the best of `others` the `contender` is."""
     ratios = []
     for entry in rounds:
         own = seconds_of([entry], contender, metric)
@@ -58,7 +58,7 @@ def times_as_fast(
 
 
 def metrics_in(rounds: Iterable[Round]) -> list[str]:
-    """Every metric that was measured, in the order of first appearance."""
+    """Return every metric that was measured, in the order of first appearance."""
     seen: dict[str, None] = {}
     for entry in rounds:
         for measurement in entry.values():

@@ -35,7 +35,7 @@ class Report:
 
     @property
     def references(self) -> list[Contender]:
-        """Whom the others are compared with: ours, or the first where none of ours takes part."""
+        """The contender to compare the others with: ours, or the first if ours doesn't run."""
         return [each for each in self.contenders if each.ours] or self.contenders[:1]
 
     def to_json(self) -> str:
@@ -73,7 +73,7 @@ class Report:
         machine = ", ".join(f"{key} {value}" for key, value in describe_machine().items())
         lines = ["# Benchmarks", "", f"Started {self.started}: {machine}.", ""]
         if self.quick:
-            lines += ["**A --quick run: it proves that the benchmark works, not how fast.**", ""]
+            lines += ["**A --quick run: it checks the benchmark; its times mean nothing.**", ""]
         lines += [f"Skipped: {name}, which needs {what}." for name, what in self.skipped.items()]
         for workload in self.workloads:
             rounds = self.rounds.get(workload.name, [])
@@ -137,7 +137,7 @@ class Report:
             ]
             for aim, spread in judged
         ]
-        return ["## Aims", "", *_table(["", "wanted", "measured", "reached"], body)]
+        return ["## Aims", "", *_table(["", "target", "measured", "reached"], body)]
 
 
 _NOTHING = "-"

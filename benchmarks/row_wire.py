@@ -1,10 +1,10 @@
-"""Another worker's rows by our wire and by Arrow Flight: `python benchmarks/row_wire.py --help`.
+"""Another worker's rows over our wire and Arrow Flight: `python benchmarks/row_wire.py --help`.
 
-One process owns a spool and serves it both ways; this one asks for pieces of rows, drawn at random
-as an epoch's order draws them, and gets numpy arrays. Both servers take the rows out of the same
-spool, one reader asks at a time, and everything stays on the loopback interface. The contenders
-take turns; ratios are of one round. Flight runs here without authentication or encryption, ours
-with its handshake, which a reader goes through once.
+One process owns a spool and serves it both ways; this one requests pieces of rows, drawn at random
+as in an epoch's order, and receives numpy arrays. Both servers read the rows from the same spool,
+there is one reader at a time, and all traffic stays on the loopback interface. The contenders take
+turns; ratios are computed within a round. Flight runs without authentication or encryption, ours
+with its handshake, once per reader.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def make_spool(num_floats: int) -> Spool:
 
 
 class FlightRows(flight.FlightServerBase):  # type: ignore[misc]
-    """The ticket is the numbers of the rows that are wanted, as on our wire."""
+    """The ticket has the numbers of the requested rows, as on our wire."""
 
     def __init__(self, spool: Spool) -> None:
         super().__init__(f"grpc://{HOST}:0")
@@ -91,7 +91,7 @@ def from_table(table: pa.Table) -> Arrays:
 
 
 def own(num_floats: int, pipe: Pipe) -> None:
-    """The owner's process: serves until it is told to end."""
+    """The owner's process: serves until it is asked to end."""
     spool = make_spool(num_floats)
     with closing(RowServer(spool, HOST, TOKEN, Timeouts())) as ours, FlightRows(spool) as other:
         pipe.send((card_of(spool), ours.address, other.port))
@@ -180,7 +180,7 @@ def to_markdown(found: dict[tuple[int, int], list[Round]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/row_wire.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="one case, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one case, to check that it works")
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1 but got {options.rounds}")

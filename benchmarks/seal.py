@@ -1,9 +1,9 @@
-"""What sealing a message costs, by its size: `python benchmarks/seal.py --help`.
+"""The cost of sealing a message, by its size: `python benchmarks/seal.py --help`.
 
 A message of one payload is sealed and opened in one process, on one core: by the construction that
-decision 14 describes (a one-time key by keyed BLAKE2b, and a tag by Poly1305), and by the seal that
-the servers' wire has, without encryption and with it. They take turns; ratios are of one round.
-Seconds are the processor's, the kernel's share included, so that other load counts little.
+decision 14 describes (a one-time key by keyed BLAKE2b, and a tag by Poly1305), and by the seal of
+the servers' wire, without and with encryption. They take turns; ratios are computed within a round.
+Times are CPU time, including the kernel's, so that other load matters little.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ POLY1305, TAGGED, ENCRYPTED = "Poly1305", "AES-GCM, tagged", "AES-GCM, encrypted
 SIZES = (64, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 QUICK = (64, 64 << 10)
 _BYTES_A_ROUND = 64 << 20
-_HEADER = bytes(90)  # about what a message with one entry has
+_HEADER = bytes(90)  # about the size of a message with one entry
 
 
 def poly1305_both_ways(secret: bytes) -> Callable[[Buffer], object]:
-    """Decision 14: a key for each message, drawn from a header that no other message has."""
+    """Decision 14: a key for each message, derived from a header that no other message has."""
     number = 0
 
     def tag(header: bytes, payload: Buffer) -> bytes:
@@ -95,7 +95,7 @@ def seconds(both_ways: Callable[[Buffer], object], payload: Buffer, times: int) 
 
 
 def count_copies(both_ways: Callable[[Buffer], object], size: int) -> int:
-    """How many times the payload is in memory again until it is opened."""
+    """Return the number of copies of the payload that are made until it is opened."""
     payload = bytearray(size)
     tracemalloc.start()
     try:
@@ -146,7 +146,7 @@ def _micros(rounds: list[Round], name: str, metric: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/seal.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="two sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="two sizes, to check that it works")
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1 but got {options.rounds}")

@@ -1,14 +1,14 @@
-"""What the parameter server's wire costs: `python benchmarks/server.py --help`.
+"""The cost of the parameter server's wire: `python benchmarks/server.py --help`.
 
 1. Bandwidth: one worker pushes a tensor and pulls it again, as a ratio to a plain socket between
-   two processes that carries the same bytes there and back. With one server, so without replicas,
-   authenticated and encrypted; then with two servers, where every push is also at a replica before
-   it is acknowledged (and the bytes cross the wire once more).
+   two processes that carries the same bytes in both directions. First with one server, so without
+   replicas, authenticated and encrypted; then with two servers, where every push is replicated
+   before it is acknowledged (so the bytes cross the wire once more).
 2. Small keys: pushes of ten floats, one at a time and many at once, beside a plain socket's round
    trips.
 3. Workers: seconds of a BSP step (push, clock, pull) as their number grows on these cores.
 
-The contenders take turns; ratios are of one round, and their median is given.
+The contenders take turns; ratios are computed within a round, and their median is shown.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ QUICK = Size(2, 50, (1, 2), 3, 1 << 10)
 
 
 class PlainSocket:
-    """Another process that takes bytes and gives them back: what the wire is compared with."""
+    """Another process that echoes bytes: the wire is compared with it."""
 
     def __init__(self, num_bytes: int) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -98,7 +98,7 @@ class PlainSocket:
 
 
 def _give_back(address: tuple[str, int], num_bytes: int) -> None:
-    """Takes the large piece whole before it gives it back, and everything else at once."""
+    """Receives the large piece completely before echoing it, and echoes everything else at once."""
     connection = socket.create_connection(address)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     piece = memoryview(bytearray(num_bytes))
@@ -190,7 +190,7 @@ def _time_client(client: WorkerClient, data: Tensor, size: Size) -> dict[str, fl
 
 
 def measure_workers(size: Size) -> list[tuple[int, float]]:
-    """Median seconds of a step, for each number of workers, on one server without a replica."""
+    """Return the median seconds of a step by number of workers, on one server without replicas."""
     found = []
     for count in size.workers:
         with ServerProcesses(1, num_workers=count, consistency=BSP()) as group:
@@ -215,7 +215,7 @@ def time_steps(client: WorkerClient, steps: int, floats: int) -> float:
 
 def to_markdown(size: Size, rounds: list[Round], workers: list[tuple[int, float]]) -> str:
     lines = [
-        f"| {size.megabytes} MiB there and back | GB/s | ratio to the socket | wanted |",
+        f"| {size.megabytes} MiB in both directions | GB/s | ratio to the socket | target |",
         "|---|---|---|---|",
     ]
     num_bytes = 2 * size.megabytes * (1 << 20)
@@ -242,7 +242,7 @@ def to_markdown(size: Size, rounds: list[Round], workers: list[tuple[int, float]
             cells.append("" if spread is None else f"{1 / spread.median:,.0f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     megabytes = size.step_floats * 4 / (1 << 20)
-    lines += ["", f"| workers, BSP, {megabytes:g} MiB | ms a step |", "|---|---|"]
+    lines += ["", f"| workers, BSP, {megabytes:g} MiB | ms per step |", "|---|---|"]
     lines += [f"| {count} | {1000 * seconds:.1f} |" for count, seconds in workers]
     return "\n".join(lines) + "\n"
 
@@ -250,7 +250,7 @@ def to_markdown(size: Size, rounds: list[Round], workers: list[tuple[int, float]
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("benchmarks/server.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it works")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for data and tables")
     options = parser.parse_args(argv)
     if options.rounds < 1:

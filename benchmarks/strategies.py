@@ -1,8 +1,8 @@
 """Every strategy on the same images, by `dml.compare`: `python benchmarks/strategies.py --help`.
 
-MNIST, where SPARKDML_DATA names the folder that has `mnist/`; else scikit-learn's digits. The
-table has what each strategy cost, and the accuracy on the test images, with how many points it is
-above or below synchronous SGD's. How they fare beside a slow worker is benchmarks/stragglers.py.
+MNIST, where SPARKDML_DATA names the folder that has `mnist/`; else scikit-learn's digits. The table
+has each strategy's cost, and its accuracy on the test images, with the difference in percentage
+points from synchronous SGD's. benchmarks/stragglers.py measures them with a slow worker.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def to_markdown(found: Comparison) -> str:
 
 
 def judge(found: Comparison) -> list[str]:
-    """What was aimed at and not reached."""
+    """The aims that were missed."""
     apart = away(found)
     missed = [
         f"{name}: {100 * apart[name]:+.2f} points beside synchronous SGD"
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=os.environ.get("SPARKDML_DATA"))
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--only", nargs="*", help="some of the strategies, by their names")
+    parser.add_argument("--only", nargs="*", help="some of the strategies, by name")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the tables")
     options = parser.parse_args(argv)
     strategies = line_up()

@@ -110,7 +110,7 @@ def merge(ranks: Sequence[RankResult]) -> RankResult:
 
 
 def as_seconds(result: RankResult, called_at: float) -> Measurement:
-    """What the combined result says of a call that began at `called_at` (monotonic)."""
+    """Return the measurement of a call that began at `called_at` (monotonic)."""
     seconds = {
         FIRST_STEP: result.first_step_at - called_at,
         FIRST_EPOCH: result.epoch_seconds[0],

@@ -38,7 +38,7 @@ def test_what_is_too_late_never_there_or_too_far_off_is_missed():
         "rotating", WORK, {"BSP": [run(20, 0.9)], "SSP(3)": [never], "TAP": [run(9, 0.8)]}
     )
     late, far = found.missed()
-    assert late == "rotating: SSP(3) is not 1.5 times sooner than BSP"
+    assert late == "rotating: SSP(3) is not 1.5 times as fast as BSP"
     assert far == "rotating: TAP is -10.00 points away"
     assert "| SSP(3) | never | never |" in found.to_markdown()
 
