@@ -30,7 +30,7 @@ Ask = Callable[..., Any]  # ctx.ask
 
 
 class PieceSource(Protocol):
-    """Where the rows are that leases speak of."""
+    """Where the rows of leases are stored."""
 
     drops_last: bool
 
@@ -98,8 +98,8 @@ class LeasedBatch(Batch):
     def confirm(self, mark: int = 0) -> bool:
         """Count the rows as used; False if the lease has expired and they are leased again.
 
-        Call it before an effect that can't be taken back, as sending a gradient. Coming for the
-        next batch does it, too. With a `mark` the driver remembers them, for `repeat_last`.
+        Call it before an effect that can't be undone, such as sending a gradient. Asking for the
+        next batch also does it. With a `mark` the driver remembers them, for `repeat_last`.
         """
         if self._confirm is not None:
             confirm, self._confirm = self._confirm, None
@@ -123,11 +123,11 @@ class LeaseReader:
         self._ask_service, self._source, self._rank = ask, source, rank
         self._begun: int | None = None
         self._met: set[int] = set()
-        self._lost: set[int] = set()  # leases that went to others
+        self._lost: set[int] = set()  # leases that expired and were granted to others
         self._again: tuple[int, Piece] | None = None  # an epoch, and rows of it to begin with
 
     def batches(self, request: BatchRequest) -> Iterator[LeasedBatch]:
-        """What this worker is given of an epoch; every row of all workers comes to one of them."""
+        """Yield this worker's batches of an epoch; each row of all workers goes to one of them."""
         self.begin(request)
         epoch, batch_size = request.epoch, request.batch_size
         gone_since = None
@@ -149,7 +149,7 @@ class LeaseReader:
                         yield leased
                     leased.confirm()
                 return
-            except OwnerGone:  # it may be back, or its rows may be leased to another worker
+            except OwnerGone:  # it may restart, or its rows may be leased to another worker
                 gone_since = gone_since or time.monotonic()
                 if time.monotonic() - gone_since > LEASE_PATIENCE_SECONDS:
                     raise
@@ -159,7 +159,7 @@ class LeaseReader:
                 time.sleep(LEASE_ASK_AGAIN_SECONDS)
 
     def begin(self, request: BatchRequest) -> None:
-        """Tell the driver what this worker has. A gang that does so together need not wait later.
+        """Report this worker's rows to the driver. A gang that does so together won't wait later.
 
         A second call in the same epoch does nothing.
         """
@@ -170,7 +170,7 @@ class LeaseReader:
             self._lost.clear()  # another epoch has leases of the same numbers
 
     def repeat_last(self, epoch: int) -> int:
-        """After a restart: begin with the rows that were confirmed last: were they made use of?
+        """After a restart: begin with the rows confirmed last, whose use is unknown.
 
         Returns the mark that they were confirmed with, or 0 if there are none.
         """
