@@ -187,7 +187,7 @@ def test_another_plan_is_refused_by_name(rows, one_epoch, tmp_path):
     copy(one_epoch, tmp_path)
     with pytest.raises(CheckpointError, match=r"batchSize was 16, is now 8.*resume='force'"):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, batchSize=8).fit(rows)
-    with pytest.raises(CheckpointError, match=r"optimizer was torch.*SGD.*and is torch.*Adam"):
+    with pytest.raises(CheckpointError, match=r"optimizer was torch.*SGD.*is now torch.*Adam"):
         make_estimator(checkpoint=f"{tmp_path}/run", epochs=1, optimizer="adam").fit(rows)
     forced = dml.Checkpoints(f"{tmp_path}/run", resume="force")
     with pytest.warns(UserWarning, match="resuming although batchSize was 16"):
