@@ -1,6 +1,7 @@
 """Blobs bypass Spark's channels: pickled with separate buffers, sent by a socket, and restored."""
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -18,10 +19,10 @@ from sparkdml.runtime.driver import preflight, submission
 from sparkdml.runtime.driver.blob_server import BlobServer
 from sparkdml.runtime.protocol.blobs import (
     LEAST_BYTES,
+    Pieces,
     Sent,
     map_buffers,
     pack,
-    pieces,
     total,
     unpack,
 )
@@ -40,8 +41,9 @@ def blob_server():
 
 def through_a_file(pickled, folder):
     path = folder / "buffers"
-    path.write_bytes(b"".join(bytes(piece) for piece in pieces(pickled.buffers)))
-    return map_buffers(path, [buffer.nbytes for buffer in pickled.buffers])
+    pieces = Pieces(pickled.buffers)
+    path.write_bytes(b"".join(bytes(piece) for piece in pieces))
+    return map_buffers(path, [buffer.nbytes for buffer in pickled.buffers], pieces.sha256)
 
 
 def test_what_is_small_stays_inside():
@@ -95,7 +97,7 @@ def test_a_file_that_was_cut_off_is_noticed(tmp_path):
     path = tmp_path / "buffers"
     path.write_bytes(b"x" * 100)
     with pytest.raises(OSError, match="100 bytes, not 1,024"):
-        map_buffers(path, [1000])
+        map_buffers(path, [1000], "")
     assert total([1000, 24]) == 1024 + 64
 
 
@@ -122,6 +124,67 @@ def test_a_body_is_fetched_once_an_executor(blob_server, tmp_path, monkeypatch):
     release(sent, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(got[2]["weights"], weights), "what is mapped outlives its file"
+
+
+@pytest.mark.parametrize("planted", ["poison", "short", "link", "another user's"])
+def test_only_what_was_sent_is_mapped(blob_server, tmp_path, monkeypatch, planted):
+    weights = torch.rand(MANY)
+    sent = blob_server.upload(weights)
+    path, victim = tmp_path / f"sparkdml-{sent.name}", tmp_path / "victim"
+    victim.write_bytes(b"\1" * total(sent.sizes))
+    if planted == "link":
+        path.symlink_to(victim)
+    else:
+        path.write_bytes(victim.read_bytes()[: 100 if planted == "short" else None])
+    if planted == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        os.chown(path, 12345, -1)
+    assert torch.equal(fetch(sent, blob_server.place, str(tmp_path)), weights)
+    assert victim.read_bytes() == b"\1" * total(sent.sizes), "a link is not written through"
+    release(sent, str(tmp_path))
+    assert list(tmp_path.iterdir()) == [victim]
+
+
+def test_a_lock_that_is_a_link_is_refused(blob_server, tmp_path):
+    sent = blob_server.upload(torch.rand(MANY))
+    (tmp_path / "victim").write_bytes(b"years of work")
+    (tmp_path / f"sparkdml-{sent.name}.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"):
+        fetch(sent, blob_server.place, str(tmp_path))
+    assert (tmp_path / "victim").read_bytes() == b"years of work"
+
+
+def test_what_was_changed_on_the_way_is_not_used(blob_server, tmp_path, monkeypatch):
+    class Unpickles:
+        def __reduce__(self):
+            return pickle.loads, (bytes(LEAST_BYTES + 1),)
+
+    sent = blob_server.upload(Unpickles())
+    planted = pickle.dumps(os.getpid)
+    planted += bytes(total(sent.sizes) - len(planted))
+    monkeypatch.setattr(RelayStore, "read_pieces", lambda self, name: iter([planted]))
+    with pytest.raises(OSError, match="is not what was sent: its SHA-256 differs"):
+        fetch(sent, blob_server.place, str(tmp_path))
+    result = pickle_result(torch.rand(MANY), blob_server.place, threshold_bytes=0)
+    for path in blob_server._folder.glob("result-*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(OSError, match="SHA-256 differs"):
+        blob_server.collect(pickle.loads(result))
+
+
+def test_a_download_that_breaks_off_leaves_nothing(blob_server, tmp_path, monkeypatch):
+    sent = blob_server.upload(torch.rand(MANY))
+
+    def broken(self, name):
+        yield b"x"
+        raise ConnectionError("the driver is gone")
+
+    monkeypatch.setattr(RelayStore, "read_pieces", broken)
+    with pytest.raises(ConnectionError, match="the driver is gone"):
+        fetch(sent, blob_server.place, str(tmp_path))
+    release(sent, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_small_bodies_are_shipped_as_they_are(blob_server):

@@ -20,7 +20,7 @@ from sparkdml.checkpoint.stores.base import Buffer
 from sparkdml.checkpoint.stores.relay import RelayPlace
 from sparkdml.checkpoint.stores.relay_server import RelayServer
 from sparkdml.network.timeouts import Timeouts
-from sparkdml.runtime.protocol.blobs import Sent, open_sent, pack, pieces
+from sparkdml.runtime.protocol.blobs import Pieces, Sent, open_sent, pack, sent_as
 
 
 class BlobServer:
@@ -45,10 +45,11 @@ class BlobServer:
         if pickled.num_bytes <= self._threshold_bytes:
             return value
         name = f"blob-{secrets.token_hex(8)}"
+        pieces = Pieces(pickled.buffers)
         with (self._folder / name).open("wb") as file:
-            for piece in pieces(pickled.buffers):
+            for piece in pieces:
                 file.write(piece)
-        return Sent(name, pickled.pickled, tuple(buffer.nbytes for buffer in pickled.buffers))
+        return sent_as(name, pickled, pieces.sha256)
 
     def collect(self, value: Any) -> Any:
         """What a worker returned: itself, or put together with the buffers that it uploaded."""

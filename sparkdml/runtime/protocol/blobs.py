@@ -2,15 +2,19 @@
 
 Pure functions, used by the driver and by workers. The pickle goes by Spark's own channels, as all
 code must. The buffers are plain bytes, of which nothing is ever unpickled, so they may go another
-way: one after another in a file, which the other side maps. Tensors that share memory still do when
-they are put together again.
+way: one after another in a file, which the other side maps. The file's hash goes with the pickle,
+and is checked before anything is used. Tensors that share memory still do when they are put
+together again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import mmap
+import os
 import pickle
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,28 +29,54 @@ ALIGNMENT = 64  # of each buffer, for the vector units that will read it
 PIECE_BYTES = 4 << 20
 
 
-def pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The file's content, without a copy of anything."""
-    for buffer in buffers:
-        for start in range(0, buffer.nbytes, PIECE_BYTES):
-            yield buffer[start : start + PIECE_BYTES]
-        yield memoryview(bytes(_padding(buffer.nbytes)))
+class Pieces:
+    """The file's content, without a copy of anything; its hash is known once it has been read."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = buffers
+        self.sha256 = ""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        digest = hashlib.sha256()
+        for piece in self._cut():
+            digest.update(piece)
+            yield piece
+        self.sha256 = digest.hexdigest()
+
+    def _cut(self) -> Iterator[memoryview]:
+        for buffer in self._buffers:
+            for start in range(0, buffer.nbytes, PIECE_BYTES):
+                yield buffer[start : start + PIECE_BYTES]
+            yield memoryview(bytes(_padding(buffer.nbytes)))
 
 
 def total(sizes: Sequence[int]) -> int:
     return sum(size + _padding(size) for size in sizes)
 
 
-def map_buffers(path: Path, sizes: Sequence[int]) -> list[memoryview]:
-    """Pages are read when they are used; writing to them changes neither file nor other readers.
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a file of this user's; an OSError for a link, and for another user's."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not a file of this user's")
+    return descriptor
 
-    The file may be removed at once: the mapping outlives its name.
+
+def map_buffers(path: Path, sizes: Sequence[int], sha256: str) -> list[memoryview]:
+    """Map the file, if it is the one that was sent; an OSError if not.
+
+    Writing to the pages changes neither file nor other readers. The file may be removed at once:
+    the mapping outlives its name.
     """
-    found = path.stat().st_size
-    if found != total(sizes):
-        raise OSError(f"{path} has {found:,} bytes, not {total(sizes):,}")
-    with path.open("rb") as file:
+    with open(open_own(path, os.O_RDONLY), "rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != total(sizes):
+            raise OSError(f"{path} has {found:,} bytes, not {total(sizes):,}")
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    if hashlib.sha256(whole).hexdigest() != sha256:
+        raise OSError(f"{path} is not what was sent: its SHA-256 differs")
     buffers, start = [], 0
     for size in sizes:
         buffers.append(whole[start : start + size])
@@ -152,7 +182,13 @@ class Sent:
     name: str  # of the file that holds them
     pickled: bytes = field(repr=False)
     sizes: tuple[int, ...]
+    sha256: str  # of the file
+
+
+def sent_as(name: str, pickled: Pickled, sha256: str) -> Sent:
+    sizes = tuple(buffer.nbytes for buffer in pickled.buffers)
+    return Sent(name, pickled.pickled, sizes, sha256)
 
 
 def open_sent(sent: Sent, path: Path) -> Any:
-    return unpack(sent.pickled, map_buffers(path, sent.sizes))
+    return unpack(sent.pickled, map_buffers(path, sent.sizes, sent.sha256))
