@@ -1,8 +1,8 @@
-"""Anomalies without labels, by an auto-encoder: `python examples/autoencoder.py`.
+"""Anomaly detection without labels, by an auto-encoder: `python examples/autoencoder.py`.
 
-Eight sensors show two hidden causes. The network is made to squeeze a reading through two numbers
-and to give it back. Rows that follow the rule are reproduced; rows that break it are not, and the
-error is the score. There are no targets, so the objective is a `step=` in place of a `loss=`.
+Eight sensors show two hidden causes. The network must compress a reading to two numbers and
+reconstruct it. Rows that follow the rule are reconstructed; rows that break it are not, and the
+error is the score. There are no targets, so the objective is a `step=` instead of a `loss=`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def network() -> nn.Module:
 
 
 def reconstruction_error(module: nn.Module, batch: Any) -> Tensor:
-    """One value a row."""
+    """Return one value per row."""
     readings = batch["readings"]
     return (module(readings) - readings).square().mean(dim=1)
 
 
 def step(module: nn.Module, batch: Any, ctx: Any) -> Tensor:
-    """What a batch adds to the training: here the loss is the score itself."""
+    """Return the loss of a batch, which is the score itself."""
     return reconstruction_error(module, batch)
 
 
@@ -68,7 +68,7 @@ def train(readings: DataFrame, epochs: int, num_workers: int = 2) -> dml.TorchMo
 
 
 def find_anomalies(fitted: dml.TorchModel, readings: DataFrame) -> DataFrame:
-    """The rows with the largest scores: as many as are said to be broken."""
+    """Return the rows with the largest scores, as many as there are broken ones."""
     scored = fitted.transform(readings)
     [limit] = scored.approxQuantile("score", [1 - BROKEN], 0.001)
     return scored.where(scored.score > limit)

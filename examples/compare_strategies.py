@@ -1,8 +1,8 @@
 """One model under several strategies, side by side: `python examples/compare_strategies.py`.
 
-First the cluster is measured, and says by itself whether it is worth distributing this model over
-it; then the same network learns the same digits under each strategy. The last lines of the table
-say what each of them cost, and how far from the single process it ended.
+First `dml.advise` measures the cluster, and reports whether it is worth distributing this model
+over it. Then the same network learns the same digits with each strategy. The last lines of the
+table have the cost of each, and its distance from the single process.
 """
 
 from __future__ import annotations

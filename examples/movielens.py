@@ -1,7 +1,7 @@
 """What would this user give that film? Embeddings on MovieLens: `python examples/movielens.py`.
 
 `--data`, or SPARKDML_DATA, names a folder that has `movielens-100k/u.data`. Without it, ratings are
-made up from hidden tastes. Either way the ids stay whole numbers on their way to the embeddings.
+made up from hidden tastes. In both cases the ids are integers all the way to the embeddings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sparkdml as dml
 
 
 class Factors(nn.Module):
-    """A rating is a mean, two biases, and how well two vectors of tastes agree."""
+    """A rating is a mean, two biases, and the product of two vectors of tastes."""
 
     def __init__(self, num_users: int, num_items: int, width: int = 16) -> None:
         super().__init__()

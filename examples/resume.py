@@ -1,7 +1,7 @@
 """A run that is killed twice and ends with the same bits: `python examples/resume.py`.
 
-The first driver is killed with -9 in the middle of an epoch. A second one finds what it left and
-goes on; then one of its workers is killed, too. In the end the weights are compared with those of a
+The first driver is killed with -9 in the middle of an epoch. A second one finds its checkpoints and
+resumes; then one of its workers is killed, too. At the end the weights are compared with those of a
 run that was not interrupted. `--output` names a folder for the checkpoints and the drawn lineage.
 """
 
@@ -32,7 +32,7 @@ WORKER_DIES_AT = 5 * STEPS_AN_EPOCH + 23
 
 
 class TakesItsTime(dml.Callback):
-    """Digits are learnt in a moment; this leaves some time to be killed in."""
+    """Slows training down: digits are learned too quickly to kill a process meanwhile."""
 
     def on_step_end(self, training: object) -> None:
         time.sleep(0.02)
@@ -57,7 +57,7 @@ def make_estimator(**params: Any) -> dml.TorchEstimator:
 
 def start() -> tuple[SparkSession, DataFrame]:
     spark = dml.session_builder("resume", "local[2]").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")  # its words on a killed worker are a page of Java
+    spark.sparkContext.setLogLevel("OFF")  # its message about a killed worker is a page of Java
     data = load_digits()
     rows = pd.DataFrame(
         {"features": list((data.data / 16).astype("float32")), "label": data.target}
@@ -82,7 +82,7 @@ def steps_saved(output: Path) -> list[int]:
 
 
 def kill_a_first_driver(output: Path) -> int:
-    """Start this script as a process of its own, and kill it; returns its newest saved step."""
+    """Start this script in a separate process, and kill it; returns its newest saved step."""
     first = psutil.Popen([sys.executable, __file__, "--output", str(output), "--first-driver"])
     family = []
     try:
@@ -101,7 +101,7 @@ def kill_a_first_driver(output: Path) -> int:
 
 
 def show(output: Path) -> bool:
-    """The whole story; whether the bits are the same."""
+    """Run the whole example; return whether the bits are the same."""
     print("-- a first driver starts the run, and is killed with -9", flush=True)
     saved = kill_a_first_driver(output)
     print(f"-- the driver is dead, step {saved} is saved. A second one resumes;", flush=True)

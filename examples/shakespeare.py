@@ -1,8 +1,8 @@
-"""A character model from an RDD of text, with a training loop of one's own in `dml.run`.
+"""A character model from an RDD of text, with its own training loop in `dml.run`.
 
     SPARKDML_DATA=folder python examples/shakespeare.py
 
-The folder has `tinyshakespeare/input.txt`; without it, a nursery rhyme is learnt by heart. The
+The folder has `tinyshakespeare/input.txt`; without it, the model memorizes a nursery rhyme. The
 RDD's rows are cut into shards, one part for each worker; `ctx.batches` gives every worker as many
 batches as the others, and `ctx.comm` adds up the gradients.
 """
@@ -52,16 +52,16 @@ def read_pieces(spark: SparkSession, path: Path | None) -> RDD[list[int]]:
 
 
 def train(ctx: dml.Context, epochs: int, batch_size: int) -> dict[str, Any]:
-    """Runs in every worker; all begin with the same weights, since they have the same seed."""
+    """Runs in every worker; all start with the same weights, since they have the same seed."""
     torch.manual_seed(ctx.seed)
     model = CharacterModel().to(ctx.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(epochs):
         for batch in ctx.batches(batch_size, epoch):
-            # Sums, not means, so that every character counts the same; the last number is how many.
+            # Sums, not means, so that all characters count alike; the last number is their count.
             total = torch.zeros(2)
             optimizer.zero_grad()
-            if batch.num_rows:  # a worker whose rows are used up takes part with nothing
+            if batch.num_rows:  # a worker without further rows takes part with zeros
                 pieces = batch["value"]
                 outputs, _ = model(pieces[:, :-1])
                 loss = cross_entropy(
@@ -83,7 +83,7 @@ def train(ctx: dml.Context, epochs: int, batch_size: int) -> dict[str, Any]:
 
 
 def write(model: CharacterModel, beginning: str, num_characters: int) -> str:
-    """Let the model go on with a text, always by its best guess."""
+    """Let the model continue a text, always with the most likely character."""
     text, state = beginning, None
     characters = torch.tensor([[ord(character) for character in beginning]])
     with torch.no_grad():

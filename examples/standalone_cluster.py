@@ -1,12 +1,12 @@
 """A Spark cluster for one job: `python examples/standalone_cluster.py examples/mnist.py`.
 
 Starts a master and two workers of one core each on this machine, submits the script with its
-arguments to them, and ends them again, whatever happens. Everything listens on 127.0.0.1, on ports
-that are free. On a real cluster only the spark-submit is yours to write:
+arguments to them, and always stops them in the end. All processes listen on 127.0.0.1, on free
+ports. On a real cluster you only need the spark-submit:
 
     PYSPARK_PYTHON=/path/to/venv/bin/python spark-submit --master spark://host:7077 script.py
 
-where the venv, with torch and sparkdml in it, is at that path on every host.
+where every host has the venv, with torch and sparkdml in it, at that path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 def make_spark_home(folder: Path) -> Path:
-    """pip's Spark behind links: a cluster writes into its home, which may not be ours to write."""
+    """Link pip's Spark: a cluster writes into its home, which may be read-only."""
     home = folder / "spark"
     home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():

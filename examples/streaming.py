@@ -1,8 +1,8 @@
 """One model is applied to a stream, another learns from it: `python examples/streaming.py`.
 
-Loans are paid back, or not. Folders of Parquet files stand for the stream, as any source of
-Structured Streaming could; both queries work off what is there and end. Then the world changes,
-and the model that continues to learn adapts.
+Loans are repaid, or not. Folders of Parquet files stand for the stream, as any source of Structured
+Streaming could; both queries process the available files and end. Then the world changes, and the
+model that continues to learn adapts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_estimator(num_workers: int = 2) -> dml.TorchEstimator:
 
 
 def write_files(folder: Path, sign: float, num_files: int, seed: int) -> None:
-    """Who pays back depends on the features; `sign` says in which direction."""
+    """Make loans whose repayment depends on the features; `sign` is the direction."""
     dice = np.random.default_rng(seed)
     for number in range(num_files):
         features = dice.standard_normal((400, WIDTH)).astype(np.float32)
@@ -62,20 +62,20 @@ def read_stream(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def apply_to(fitted: dml.TorchModel, stream: DataFrame, name: str) -> None:
-    """Predictions as the rows come, into a table of this session."""
+    """Write predictions into a table of this session, as rows arrive."""
     predicted = fitted.transform(stream)
     query = predicted.writeStream.format("memory").queryName(name).trigger(availableNow=True)
     query.start().awaitTermination()
 
 
 def learn_from(trainer: dml.OnlineTrainer, stream: DataFrame, positions: Path) -> None:
-    """Each batch of the stream trains the model a little further."""
+    """Train the model further with each batch of the stream."""
     query = stream.writeStream.foreachBatch(trainer).trigger(availableNow=True)
     query.option("checkpointLocation", str(positions)).start().awaitTermination()
 
 
 def run(spark: SparkSession, folder: Path, num_workers: int = 2) -> dict[str, float]:
-    """The share of right predictions: before the change, after it, and after learning from it."""
+    """Return the accuracy before the change, after it, and after learning from it."""
     past, arriving = folder / "past", folder / "arriving"
     write_files(past, sign=1.0, num_files=4, seed=1)
     estimator = make_estimator(num_workers)

@@ -1,8 +1,9 @@
 """What is Shakespeare about? Topics by LDA over word blocks: `python examples/topics.py`.
 
 `--data`, or SPARKDML_DATA, names a folder that has `tinyshakespeare/input.txt`. Without it, pages
-are made up from three hidden subjects. Documents stay with their workers, counts by word are on the
-servers, and in each round every worker holds another block of words: none ever has them all.
+are made up from three hidden subjects. Documents stay on their workers, and counts by word are on
+the servers. In each round every worker holds a different block of words: no worker ever holds all
+of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SUBJECTS = (
 
 
 def read_text(path: Path) -> list[list[str]]:
-    """Pages of 200 words."""
+    """Return pages of 200 words."""
     words = re.findall(r"[a-z]+", path.read_text().lower())
     return [words[start : start + 200] for start in range(0, len(words), 200)]
 
@@ -49,7 +50,7 @@ def make_up_pages(num_pages: int = 120) -> list[list[str]]:
 def number_words(
     spark: SparkSession, pages: list[list[str]], rarest: int, most_common: int
 ) -> tuple[DataFrame, list[str]]:
-    """(document, word) of every word, and the vocabulary: without rare words and the commonest."""
+    """Return (document, word) of every word, and the vocabulary without rare or common words."""
     counts = Counter(word for page in pages for word in page).most_common()
     vocabulary = [word for word, count in counts if count >= rarest][most_common:]
     number = {word: place for place, word in enumerate(vocabulary)}

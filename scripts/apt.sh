@@ -1,6 +1,6 @@
 # Sourced by the set-up scripts.
 
-# Installs system packages where that is ours to do: as root, on Debian and its kin.
+# Installs system packages where the scripts may do so: as root, on Debian and its derivatives.
 apt_install() {
     [[ "${APT:-yes}" != no && "$(id -u)" == 0 && -e /etc/debian_version ]] || return 1
     command -v apt-get >/dev/null || return 1
@@ -8,7 +8,7 @@ apt_install() {
     local output
     if ! output="$({ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
         apt-get install -y -qq --no-install-recommends "$@"; } 2>&1)"; then
-        echo "setup: apt-get could not do it: $(tail -n 1 <<<"$output")"
+        echo "setup: apt-get failed: $(tail -n 1 <<<"$output")"
         return 1
     fi
 }

@@ -1,7 +1,7 @@
 """Draws docs/images/architecture.svg: `python scripts/draw_architecture.py`.
 
-The processes of a run, the threads in each, and what is spoken between them. The numbers are those
-of the table in docs/architecture.md.
+The processes of a run, the threads in each, and the wires between them. The numbers are those of
+the table in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROW, TALL = 54, 48  # from one thread to the next, and how high it is
 TOP = 44  # of the first processes
 DRIVER, WORKER, OTHER = (30, 250), (560, 240), (830, 145)  # columns: x and width
 
-# What each thread is, what it does, and where it is written.
+# Each thread's name, its task, and the module of its code.
 DRIVER_THREADS = [
     ("the caller's", "checks, launches, watches", "fitting/ runtime/driver/"),
     ("one for each Spark job", "submits it, waits for it", "runtime/driver/jobs.py"),
@@ -69,7 +69,7 @@ def process(
 
 
 def plain(x: float, y: float, width: float, height: float, lines: list[str]) -> Parts:
-    """A process, or a place, that has no threads of ours, or those of another one."""
+    """A process or a store without threads of ours, or with those of another process."""
     first, *rest = lines
     return [
         box(x, y, width, height),
@@ -91,13 +91,13 @@ def code(x: float, y: float, said: str) -> str:
 
 
 def wire(way: str, colour: str) -> str:
-    """Spoken in both directions."""
+    """A wire with messages in both directions."""
     drawn = line(way, colour)
     return drawn.replace(" marker-end", f' marker-start="url(#{colour})" marker-end')
 
 
 def label(x: float, y: float, number: int, said: str, colour: str) -> Parts:
-    """The number of a wire, and behind it what it is."""
+    """The number of a wire, followed by its description."""
     return [
         f'<circle cx="{x:g}" cy="{y:g}" r="9" fill="{COLOURS[colour]}"/>',
         words(x, y + 4, str(number), "w m"),
@@ -110,7 +110,7 @@ def middle_of(row: int, top: float = TOP) -> float:
 
 
 def wires() -> Parts:
-    """Left to right, then from above to below."""
+    """Draw from left to right, then from top to bottom."""
     rendezvous, control, blobs = (middle_of(row) for row in (2, 3, 4))
     talk = middle_of(1, 462)
     return [

@@ -1,7 +1,7 @@
 """Draws docs/images/consistency/*.svg from real runs: `python scripts/draw_consistency.py`.
 
-Four workers and a server on threads of this process, with the real wire: each worker sleeps for
-as long as its steps take, pushes, finishes its clock and pulls. What is drawn was measured.
+Four workers and a server run on threads of this process, with the real wire: each worker sleeps for
+the duration of its steps, pushes, finishes its clock and pulls. The drawings show measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "consisten
 CLOCKS, UNIT_SECONDS = 12, 0.25
 LEFT, PIXELS_A_UNIT, LANE = 70, 18, 30  # of the picture
 WIDTH = 650
-# How long the steps of each worker take: a quick one, two with a long step, one that is slow.
+# The durations of each worker's steps: one is fast, two have a long step, one is slow.
 UNITS = [
     [1.0] * CLOCKS,
     [1.2, 1.2, 4.0] + [1.2] * (CLOCKS - 3),
@@ -36,12 +36,12 @@ UNITS = [
 
 @dataclass(frozen=True)
 class Step:
-    """Of a worker: the clock that it finished, and seconds since the start."""
+    """A worker's step: the clock that it finished, and seconds since the start."""
 
     clock: int
     began: float
     computed: float
-    read: float  # from then on it had what its next step needs
+    read: float  # from then on it had the model for its next step
     was_sent: bool
 
 
@@ -89,7 +89,7 @@ class Timelines:
             began, before = self._now(), client.stats.pushes
             time.sleep(UNITS[worker][number] * UNIT_SECONDS)
             computed = self._now()
-            # Updates shrink as training comes to rest: so Gaia's filter has something to hold back.
+            # Updates shrink as training converges, so that Gaia's filter holds some of them back.
             client.push("model", torch.full((1000,), 0.02 / (1 + number))).wait()
             was_sent = client.stats.pushes > before
             clock = client.clock()
@@ -99,7 +99,7 @@ class Timelines:
 
     @property
     def most_ahead(self) -> int:
-        """How many clocks a worker was ahead of the slowest that still worked, when it read."""
+        """The clocks by which a worker was ahead of the slowest active one when it read."""
         gaps = []
         for steps in self.steps:
             for step in steps:
@@ -113,7 +113,7 @@ class Timelines:
 
     @property
     def waiting(self) -> float:
-        """Which part of the workers' time it is."""
+        """The fraction of the workers' time that is waiting."""
         steps = [step for steps in self.steps for step in steps]
         waited = sum(step.read - step.computed for step in steps)
         return waited / sum(step.read - step.began for step in steps)

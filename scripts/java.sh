@@ -11,8 +11,8 @@ java_fits() {
     [[ -n "$version" && "$version" -ge 17 ]]
 }
 
-# JAVA_HOME for Spark: empty where the java on the PATH serves, else the first installation that
-# does. Fails where there is none.
+# JAVA_HOME for Spark: empty if the java on the PATH is suitable, else the first installation that
+# is. Fails if there is none.
 java_home() {
     local candidate
     if [[ -n "${JAVA_HOME:-}" ]] && java_fits "$JAVA_HOME/bin/java"; then

@@ -1,8 +1,8 @@
 """Writes docs/reference.md from the docstrings: `python scripts/make_reference.py [--check]`.
 
 Every name of `sparkdml.__all__` and of `sparkdml.extending.__all__`, with its signature, its
-docstring, its public methods, and for classes with Spark ML Params a table of them. What is written
-there is changed in the code.
+docstring, its public methods, and for classes with Spark ML Params a table of them. To change it,
+change the docstrings.
 """
 
 from __future__ import annotations

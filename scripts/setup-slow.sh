@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What only the slow tests need, on top of setup.sh: a Chromium with Playwright, Gradle, Open MPI, an
-# MLflow server. What can't be had is named with its fix, and the tests that need it skip with a
+# Installs what only the slow tests need, on top of setup.sh: a Chromium with Playwright, Gradle, Open MPI, an
+# MLflow server. If something can't be installed, a line names its fix, and its tests skip with a
 # reason.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,7 +23,7 @@ need ompi-server openmpi-bin
 "$venv/bin/python" -c 'import playwright' 2>/dev/null ||
     "$venv/bin/python" -m pip install -q 'playwright>=1.49' ||
     echo "setup: no Playwright, so the browser tests skip. Fix: pip install playwright" >&2
-if [[ ! -x "$server/bin/mlflow" ]]; then # in a place of its own: it pins much that we don't
+if [[ ! -x "$server/bin/mlflow" ]]; then # in its own environment: it pins much that we don't
     echo "setup: installing an MLflow server (about 1 minute) …"
     "$venv/bin/python" -m venv "$server"
     "$server/bin/python" -m pip install -q 'mlflow>=2.16' ||

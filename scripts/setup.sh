@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment and installs everything into it. Each step leaves a stamp, so a
-# second call takes a moment. A problem is one line on stderr, with its fix.
+# second call takes only a moment. A problem is reported on stderr in one line, with its fix.
 #
 # Settings: VENV (.venv), PYTHON (the interpreter to start from), HOROVOD=no (don't build it),
 # TORCH_INDEX (an index with torch's CPU build), APT=no (never install system packages, not even as root on Debian).
@@ -99,7 +99,7 @@ install_torch() {
         if [[ "$(uname -s)" != Linux ]] || command -v nvidia-smi >/dev/null; then
             quiet_pip install "torch==$TORCH_VERSION"
         elif ! quiet_pip install "torch==$TORCH_VERSION+cpu" "${index[@]}" 2>/dev/null; then
-            say "pip's index has no CPU build of torch: taking the plain one (TORCH_INDEX=URL names another)"
+            say "pip's index has no CPU build of torch: using the default one (TORCH_INDEX=URL names another)"
             quiet_pip install "torch==$TORCH_VERSION"
         fi || die "torch could not be installed (log: $log). Fix: check the network and pip's index"
     fi

@@ -1,10 +1,10 @@
-"""A callback of one's own: `python examples/extending/callback.py`.
+"""Your own callback: `python examples/extending/callback.py`.
 
-Measures the gradient noise scale while a model trains: the number of rows from which on a larger
-batch (more workers) makes a step little better, only more expensive. The gradients of two steps in
-a row are two samples of nearly the same gradient; their mean has half the noise of each, so the
-difference of the squared norms tells noise from signal. (McCandlish, Kaplan, Amodei et al. 2018,
-"An empirical model of large-batch training", arXiv 1812.06162, appendix A.1.)
+Measures the gradient noise scale while a model trains: the number of rows above which a larger
+batch (more workers) hardly improves a step, and only makes it more expensive. The gradients of two
+steps in a row are two samples of nearly the same gradient; their mean has half the noise of each,
+so the difference of the squared norms tells noise from signal. (McCandlish, Kaplan, Amodei et al.
+2018, "An empirical model of large-batch training", arXiv 1812.06162, appendix A.1.)
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NoiseScale(dml.Callback):
         row["noise_scale"] = self._noise / self._signal if self._signal > 0 else math.nan
 
     def state(self) -> dict[str, Any]:
-        """All that the next call depends on, or a resumed run would have other numbers."""
+        """Everything that the next call depends on, or a resumed run would have other numbers."""
         return {"noise": self._noise, "signal": self._signal, "previous": self._previous}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ def train(rows: DataFrame, epochs: int) -> dml.TorchModel:
 
 
 def main() -> None:
-    spark = dml.session_builder("a callback of one's own").getOrCreate()
+    spark = dml.session_builder("your own callback").getOrCreate()
     for row in train(read_digits(spark), epochs=6).history:
         print(f"epoch {row['epoch']:2.0f}: noise scale {row['noise_scale']:6.0f} rows")
     spark.stop()

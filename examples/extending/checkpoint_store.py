@@ -1,4 +1,4 @@
-"""A checkpoint store of one's own: `python examples/extending/checkpoint_store.py`.
+"""Your own checkpoint store: `python examples/extending/checkpoint_store.py`.
 
 All checkpoints of a run are in one SQLite database: a single file that is copied, mailed and backed
 up as one, on a disk that all hosts share. The run fails in the middle, resumes from its newest

@@ -1,4 +1,4 @@
-"""A compressor of one's own: `python examples/extending/compression.py`.
+"""Your own compressor: `python examples/extending/compression.py`.
 
 Each step sends one block of every bucket, drawn at random, and keeps the rest as the residual that
 a later step sends (error feedback). All ranks draw the same block, so their blocks add up by a
@@ -130,7 +130,7 @@ def train(rows: DataFrame, compression: Compression | None, epochs: int) -> dml.
 
 
 def main() -> None:
-    spark = dml.session_builder("a compressor of one's own").getOrCreate()
+    spark = dml.session_builder("your own compressor").getOrCreate()
     rows = read_digits(spark).cache()
     for compression in (None, RandomBlock(0.25)):
         found = train(rows, compression, epochs=10).history.accuracy[-1]

@@ -1,4 +1,4 @@
-"""A strategy of one's own: `python examples/extending/strategy.py`.
+"""Your own strategy: `python examples/extending/strategy.py`.
 
 Post-local SGD. In the first epochs all workers take each step together, by allreduce; after them
 each takes steps of its own, and the models are averaged now and then. That saves communication once
@@ -156,7 +156,7 @@ def make_estimator(strategy: dml.Strategy, epochs: int) -> dml.TorchEstimator:
 
 
 def main() -> None:
-    spark = dml.session_builder("a strategy of one's own").getOrCreate()
+    spark = dml.session_builder("your own strategy").getOrCreate()
     train, test = read_digits(spark).randomSplit([0.8, 0.2], seed=7)
     for strategy in (dml.AllReduce(), PostLocalSGD(epochs=2, steps=8)):
         fitted = make_estimator(strategy, epochs=8).fit(train)

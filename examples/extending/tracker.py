@@ -1,4 +1,4 @@
-"""A tracker of one's own: `python examples/extending/tracker.py`.
+"""Your own tracker: `python examples/extending/tracker.py`.
 
 Writes the numbers of every fit into one SQLite file, where SQL compares the runs.
 """
@@ -103,7 +103,7 @@ def best_losses(path: str) -> list[tuple[str, float]]:
 
 
 def main() -> None:
-    spark = dml.session_builder("a tracker of one's own").getOrCreate()
+    spark = dml.session_builder("your own tracker").getOrCreate()
     train(read_digits(spark), "runs.sqlite", [0.01, 0.1, 0.5], epochs=5)
     for optimizer, loss in best_losses("runs.sqlite"):
         print(f"{optimizer}: loss {loss:.3f}")
