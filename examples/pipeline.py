@@ -79,7 +79,8 @@ def main() -> None:
     print("accuracy of each setting:", [f"{value:.1%}" for value in chosen.avgMetrics])
     with tempfile.TemporaryDirectory() as folder:
         chosen.bestModel.write().overwrite().save(f"file:{folder}/pipeline")
-        loaded = PipelineModel.load(f"file:{folder}/pipeline")
+        with dml.allow_pickle():  # `make_network` is this script's own: no module has it
+            loaded = PipelineModel.load(f"file:{folder}/pipeline")
     measure = MulticlassClassificationEvaluator(metricName="accuracy")
     print(f"test accuracy: {measure.evaluate(loaded.transform(test)):.1%}")
     spark.stop()

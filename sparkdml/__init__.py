@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sparkdml.errors import WorkerError as WorkerError
     from sparkdml.errors import WorkerLost as WorkerLost
     from sparkdml.estimator import TorchEstimator as TorchEstimator
+    from sparkdml.factories import factory as factory
     from sparkdml.feed.dataset import Dataset as Dataset
     from sparkdml.feed.ragged import Ragged as Ragged
     from sparkdml.feed.ragged import pad as pad
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from sparkdml.parameter_server.kvstore.tables import MatrixTable as MatrixTable
     from sparkdml.parameter_server.kvstore.tables import SparseTable as SparseTable
     from sparkdml.parameter_server.strategy import ParameterServer as ParameterServer
+    from sparkdml.persistence import allow_packages as allow_packages
     from sparkdml.persistence import allow_pickle as allow_pickle
     from sparkdml.programs.base import Program as Program
     from sparkdml.programs.base import run_program as run_program
@@ -165,8 +167,10 @@ _HOMES = {
     "WorkerError": "sparkdml.errors",
     "WorkerLost": "sparkdml.errors",
     "advise": "sparkdml.comparison.advise",
+    "allow_packages": "sparkdml.persistence",
     "allow_pickle": "sparkdml.persistence",
     "compare": "sparkdml.comparison.compare",
+    "factory": "sparkdml.factories",
     "multiply": "sparkdml.linalg.multiply",
     "pad": "sparkdml.feed.ragged",
     "run": "sparkdml.runtime.api",

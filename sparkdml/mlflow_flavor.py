@@ -27,8 +27,7 @@ from sparkdml.inference.reading import plan_inputs
 from sparkdml.inference.weights import ShippedModel, ShippedWeights
 from sparkdml.model import TorchModel
 from sparkdml.persistence.folder import PlainFolder
-from sparkdml.persistence.references import import_object
-from sparkdml.persistence.spark_ml import ModelReader, ModelWriter
+from sparkdml.persistence.spark_ml import ModelReader, ModelWriter, find_model_class
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,11 +120,7 @@ def load_model(model_uri: str, dst_path: str | None = None) -> TorchModel:
 def load_local(path: str) -> TorchModel:
     """Load the fitted model from a folder on this machine, without a Spark session."""
     folder = PlainFolder(path)
-    module_name, _, name = str(folder.read_metadata()["class"]).rpartition(".")
-    kind = import_object(f"{module_name}:{name}", path)
-    if not isinstance(kind, type) or not issubclass(kind, TorchModel):
-        raise DataError(f"{path} contains a {name}, which is not a fitted model")
-    model: TorchModel = ModelReader(kind).load_from(folder)
+    model: TorchModel = ModelReader(find_model_class(folder)).load_from(folder)
     return model
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 from sparkdml.checkpoint.stores.places import StoreAccess, resolve_place
 from sparkdml.errors import ParameterError, SetupError
@@ -87,15 +87,16 @@ class OnlineTrainer:
         self.last_batch = number
 
     def _restore(self, spark: SparkSession) -> None:
-        from pyspark.ml.util import DefaultParamsReader
+        from sparkdml.persistence.folder import open_folder
+        from sparkdml.persistence.spark_ml import ModelReader, find_model_class
 
         with self._open(spark) as access:
             saved = _whole_batches(access)
         if saved:
             self.last_batch = saved[-1]
             # With its own class: a classifier's model, for instance, is not a plain TorchModel.
-            path = f"{self._path}/{_name(saved[-1])}"
-            self.model = cast("TorchModel", DefaultParamsReader.loadParamsInstance(path, spark))
+            folder = open_folder(spark, f"{self._path}/{_name(saved[-1])}")
+            self.model = ModelReader(find_model_class(folder)).load_from(folder)
 
     def _prune(self, spark: SparkSession, newest: int) -> None:
         """Remove all models but the last two; warn of those that can't be removed."""

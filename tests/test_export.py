@@ -170,8 +170,12 @@ def test_mlflow_without_spark(tmp_path: Path) -> None:
     from sparkdml import mlflow_flavor
 
     model = fitted(TinyClassifier, kind=dml.TorchClassificationModel)
-    mlflow_flavor.save_model(model, tmp_path / "saved", metadata={"team": "a"})
-    function = mlflow.pyfunc.load_model(str(tmp_path / "saved"))
+    with pytest.warns(UserWarning, match=r"load only where .*allow_packages\('sparkdml\.testing'"):
+        mlflow_flavor.save_model(model, tmp_path / "saved", metadata={"team": "a"})
+    with pytest.raises(dml.DataError, match=r"model in .*allow_packages\('sparkdml\.testing'"):
+        mlflow.pyfunc.load_model(str(tmp_path / "saved"))
+    with dml.allow_packages("sparkdml.testing"):
+        function = mlflow.pyfunc.load_model(str(tmp_path / "saved"))
     rows = pandas.DataFrame({"features": [row.tolist() for row in ROWS]}, index=range(10, 15))
     found = function.predict(rows)
     assert list(found.columns) == ["rawPrediction", "probability", "prediction"]
@@ -203,6 +207,9 @@ def test_mlflow_logged_and_loaded_back(
         with mlflow.start_run():
             info = mlflow_flavor.log_model(model, name="classifier")
         assert set(info.flavors) == {"python_function", "sparkdml"}
+        with pytest.raises(dml.DataError, match="allow_packages"):
+            mlflow_flavor.load_model(info.model_uri)
+        monkeypatch.setenv("SPARKDML_ALLOW_PACKAGES", "sparkdml.testing")
         loaded = mlflow_flavor.load_model(info.model_uri)
         assert type(loaded) is TorchModel
         data = spark.createDataFrame([(row,) for row in ROWS.tolist()], "features array<float>")

@@ -102,13 +102,19 @@ def test_a_pipeline_like_any_other(spark: SparkSession, flowers: DataFrame, tmp_
     model.setThresholds([0.0, 1.0, 1.0])
     path = str(tmp_path / "pipeline")
     fitted.write().overwrite().save(path)
-    loaded = PipelineModel.load(path)
+    with pytest.raises(dml.DataError, match=r"model in .*allow_packages\('sparkdml\.testing'\)"):
+        PipelineModel.load(path)
+    with dml.allow_packages("sparkdml.testing"):
+        loaded = PipelineModel.load(path)
     assert isinstance(loaded.stages[-1], dml.TorchClassificationModel)
     assert loaded.stages[-1].getThresholds() == [0.0, 1.0, 1.0]
     again = loaded.transform(flowers)
     assert {row.prediction for row in again.select("prediction").distinct().collect()} == {0.0}
     pipeline.write().overwrite().save(path)
-    unfitted = Pipeline.load(path).getStages()[-1]
+    with pytest.raises(dml.DataError, match=r"model in .*allow_packages\('sparkdml\.testing'\)"):
+        Pipeline.load(path)
+    with dml.allow_packages("sparkdml.testing"):
+        unfitted = Pipeline.load(path).getStages()[-1]
     assert isinstance(unfitted, dml.TorchClassifier)
     assert isinstance(unfitted.getLoss(), nn.CrossEntropyLoss)
     assert unfitted.getProbabilityCol() == "probability"

@@ -23,6 +23,7 @@ from sparkdml.checkpoint.policy import Interval, check_failure_seconds, parse_ev
 from sparkdml.checkpoint.stores.base import CheckpointStore
 from sparkdml.checkpoint.stores.given import GivenPlace, check_store
 from sparkdml.checkpoint.stores.places import StoreAccess, resolve_place
+from sparkdml.checkpoint.stores.urls import split_password
 from sparkdml.errors import CheckpointError, ParameterError
 from sparkdml.session import find_session
 
@@ -109,8 +110,8 @@ class Checkpoints:
 
     @property
     def url(self) -> str:
-        """The URL, for messages."""
-        return self.store.url if self.store is not None else str(self.path)
+        """The URL, for messages: without a password."""
+        return self.store.url if self.store is not None else split_password(str(self.path))[0]
 
     def open(self, spark: SparkSession | None = None) -> StoreAccess:
         """Open the store; with None, the session is found if the path needs one."""
@@ -173,10 +174,16 @@ class Checkpoints:
             raise ParameterError("step", step, f"a step of the run's past: 0 to {tip.step}")
         return found, lineage.after(found)
 
+    @property
+    def has_secrets(self) -> bool:
+        """Whether `without_secrets` leaves something out."""
+        return bool(self.storage_options) or split_password(str(self.path))[1] is not None
+
     def without_secrets(self) -> Checkpoints:
-        """Return a copy to save, without `storage_options`, which may hold credentials."""
+        """Return a copy to save, without `storage_options` and without a password in the path."""
+        assert self.path is not None
         return Checkpoints(
-            self.path,
+            split_password(self.path)[0],
             self.every,
             self.keep,
             resume=self.resume,
@@ -184,7 +191,7 @@ class Checkpoints:
         )
 
     def __repr__(self) -> str:
-        where = repr(self.path) if self.store is None else f"store={self.store!r}"
+        where = repr(self.url) if self.store is None else f"store={self.store!r}"
         return f"Checkpoints({where}, every={str(self.every)!r})"
 
 

@@ -3,6 +3,9 @@
 Functions are distinguished by name, code and bound values; modules by their structure and the
 shapes of their parameters. What is not part of it (the number of workers, the number of epochs, how
 often to checkpoint) may change between two submissions.
+
+Events, the Training tab and manifests show the descriptions. Texts that a partial binds may be
+secrets, so they are described by a digest; older manifests contain them in plain.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from sparkdml.checkpoint.stores.urls import without_passwords
 from sparkdml.recorded_names import recorded_module
 
 if TYPE_CHECKING:
@@ -23,45 +28,85 @@ if TYPE_CHECKING:
 
 MAX_LISTED_FILES = 200
 
+Show = Callable[[str], str]
+
+_LITERAL = re.compile(r"""[bB]?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
+# Where what a partial binds begins: after a function's digest, or a class's name with its module.
+_PARTIAL = re.compile(r"(?: [0-9a-f]{12}|\w\.\w+)\(")
+
 
 def describe(value: Any, weights: bool = False) -> str:
     """Describe a value as text, equal in all processes; `weights` adds a module's weights."""
+    return _describe(value, _as_it_is, _hide_texts, weights)
+
+
+def _describe(value: Any, show: Show, show_bound: Show, weights: bool = False) -> str:
+    """Describe a value; `show` edits the repr of plain values, `show_bound` inside a partial."""
     if isinstance(value, nn.Module):
         content = [repr(value), _shapes(value), [_attributes(part) for part in value.modules()]]
         if weights:
-            content.append([describe(tensor) for tensor in value.state_dict().values()])
+            content.append([_describe_plainly(tensor) for tensor in value.state_dict().values()])
         return f"{type(value).__qualname__} {_digest(content)}"
     if isinstance(value, functools.partial):
-        bound = [describe(argument) for argument in value.args]
-        bound += [f"{name}={describe(v)}" for name, v in sorted(value.keywords.items())]
-        return f"{describe(value.func)}({', '.join(bound)})"
+        bound = [_describe(argument, show_bound, show_bound) for argument in value.args]
+        bound += [
+            f"{name}={_describe(v, show_bound, show_bound)}"
+            for name, v in sorted(value.keywords.items())
+        ]
+        return f"{_describe(value.func, show, show_bound)}({', '.join(bound)})"
     code = getattr(value, "__code__", None)
     if isinstance(code, CodeType):
         cells = getattr(value, "__closure__", None) or ()
-        bound = [describe(cell.cell_contents) for cell in cells]
-        bound += [describe(value.__defaults__), describe(value.__kwdefaults__)]
+        bound = [_describe_plainly(cell.cell_contents) for cell in cells]
+        bound += [_describe_plainly(value.__defaults__), _describe_plainly(value.__kwdefaults__)]
         return f"{value.__module__}.{value.__qualname__} {_digest(_code(code), bound)}"
     if isinstance(value, type):
         return f"{recorded_module(value)}.{value.__qualname__}"
     if isinstance(value, Tensor):
         return f"tensor {_digest(str(value.dtype), value.detach().cpu().flatten().tolist())}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {describe(item)}" for key, item in value.items())
+        return ", ".join(
+            f"{key}: {_describe(item, show, show_bound)}" for key, item in value.items()
+        )
     if isinstance(value, list | tuple):
-        return ", ".join(describe(item) for item in value)
+        return ", ".join(_describe(item, show, show_bound) for item in value)
     if value is None or isinstance(value, str | int | float | bool):
-        return repr(value)
+        return show(repr(value))
     own_repr = "__repr__" in {name for kind in type(value).__mro__[:-1] for name in vars(kind)}
     name = f"{recorded_module(type(value))}.{type(value).__qualname__}"
-    return repr(value) if own_repr else f"{name} {_digest(_attributes(value))}"
+    return show(repr(value)) if own_repr else f"{name} {_digest(_attributes(value))}"
+
+
+def _describe_plainly(value: Any) -> str:
+    """What only goes into a digest: as it always was, so that digests of older runs match."""
+    return _describe(value, _as_it_is, _as_it_is)
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _hide_texts(text: str) -> str:
+    """The literals of texts and bytes in a repr, each as a digest."""
+    return _LITERAL.sub(lambda found: f"text {_digest(found.group())}", text)
+
+
+def _hide_bound_texts(description: str) -> str:
+    """A description that may be an older one, without the texts that a partial binds in it."""
+    partial = _PARTIAL.search(description)
+    if partial is None:
+        return description
+    return description[: partial.end()] + _hide_texts(description[partial.end() :])
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the differences, one line each."""
+    """Return the differences, one line each. Texts that `before` has in plain are not shown."""
+    old = {name: _hide_bound_texts(text) for name, text in before.items()}
+    new = {name: _hide_bound_texts(text) for name, text in now.items()}
     return [
-        f"{name} was {before.get(name, 'not set')}, is now {now.get(name, 'not set')}"
+        f"{name} was {old.get(name, 'not set')}, is now {new.get(name, 'not set')}"
         for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and old.get(name) != new.get(name)
     ]
 
 
@@ -70,7 +115,7 @@ def describe_data(df: DataFrame) -> dict[str, Any]:
 
     Spark's `semanticHash` can't serve: it differs between processes.
     """
-    names = sorted(df.inputFiles())
+    names = sorted(map(without_passwords, df.inputFiles()))
     known = _listed_files(df)
     return {
         "schema": df.schema.simpleString(),
@@ -117,7 +162,7 @@ def _listed_files(df: DataFrame) -> dict[str, list[int]]:
         statuses = location.allFiles()
         for position in range(min(statuses.size(), MAX_LISTED_FILES)):
             status = statuses.apply(position)
-            name = status.getPath().toUri().toString()
+            name = without_passwords(status.getPath().toUri().toString())
             files[name] = [int(status.getLen()), int(status.getModificationTime())]
     return files
 

@@ -1,7 +1,8 @@
 """The objects of an estimator or model as references and files, and back.
 
 Safest first: a reference in JSON, a module as skeleton and weights, and only then a pickle, in a
-folder whose name warns of it, which loads only when `allow_pickle` says so.
+folder whose name warns of it, which loads only when `allow_pickle` says so. What a reference may
+name is up to `allowed`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pickle
 import platform
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,20 @@ from torch import Tensor, nn
 
 from sparkdml.errors import DataError, SetupError
 from sparkdml.inference.weights import LARGE_BYTES, Weights, file_digest, new_file
+from sparkdml.persistence.allowed import HOW_TO_MARK, is_known, makes_module, package_of
 from sparkdml.persistence.folder import AnyFolder
-from sparkdml.persistence.permission import ALLOW_PICKLE_VARIABLE, is_pickle_allowed
-from sparkdml.persistence.references import NotPlain, decode_reference, encode_reference
+from sparkdml.persistence.permission import (
+    ALLOW_PICKLE_VARIABLE,
+    is_package_allowed,
+    is_pickle_allowed,
+)
+from sparkdml.persistence.references import (
+    NotMarked,
+    NotPlain,
+    decode_reference,
+    encode_reference,
+)
+from sparkdml.persistence.secrets import Secret, check_bound
 from sparkdml.persistence.skeleton import (
     decode_skeleton,
     encode_skeleton,
@@ -34,6 +46,7 @@ from sparkdml.persistence.skeleton import (
 from sparkdml.recorded_names import current_module
 from sparkdml.training.weights import encode_weights
 
+MANIFEST_FILE = "objects.json"
 WEIGHTS_FILE = "weights.safetensors"
 _PICKLES = "unsafe-pickle"
 
@@ -55,34 +68,62 @@ class Encoder:
         try:
             if isinstance(value, nn.Module):
                 return self._encode_module(name, value)
-            return encode_reference(value)
+            check_bound(value)
+            return encode_reference(value, _param(name))
         except NotPlain as reason:
             return self._pickle(name, value, str(reason))
+        except Secret as secret:
+            raise SetupError(
+                f"{name} can't be saved, because it holds {secret}: whoever has the folder could "
+                "read it. Let the code read it where it is used, for instance from an environment "
+                "variable"
+            ) from None
 
-    def encode_fitted(self, name: str, source: Any, weights: Weights) -> Any:
-        """Makes a fitted module; its trained weights replace the initial ones."""
+    def encode_fitted(self, name: str, source: Any, module: nn.Module, weights: Weights) -> Any:
+        """Encode what makes a fitted module; its trained weights replace the initial ones."""
         self.files[WEIGHTS_FILE] = weights.path or weights.content
-        return self._encode_source(name, source)
+        return self._encode_source(name, source, module)
 
-    def _encode_source(self, name: str, source: Any) -> Any:
+    def _encode_source(self, name: str, source: Any, module: nn.Module) -> Any:
         if type(source) is dict:
-            parts = {key: self._encode_source(f"{name}.{key}", v) for key, v in source.items()}
+            parts = {
+                key: self._encode_source(f"{name}.{key}", value, module.get_submodule(key))
+                for key, value in source.items()
+            }
             return {"dict": parts}
-        if not isinstance(source, nn.Module):
+        is_module = isinstance(source, nn.Module)
+        if not is_module and not _is_unmarked(source):
             return self.encode(name, source)
+        # What an unmarked function has made may be plain, and then loads without permission.
+        made = source if is_module else module
         try:
-            return {"module": {"structure": self._encode_structure(name, source), "weights": None}}
+            return {"module": {"structure": self._encode_structure(name, made), "weights": None}}
         except NotPlain as reason:
             return self._pickle(name, source, str(reason))
 
-    def warn_of_pickles(self) -> None:
+    def warn(self, manifest: Any) -> None:
+        """Say now what the caller of `load` must allow."""
+        self._warn_of_pickles()
+        needed = {path: package_of(path) for path in sorted(set(_named_in(manifest)))}
+        packages = sorted({package for package in needed.values() if package is not None})
+        if packages:
+            quoted = ", ".join(map(repr, packages))
+            warnings.warn(
+                f"what was saved names {', '.join(needed)}: it will load only where "
+                f"sparkdml.allow_packages({quoted}) allows it",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _warn_of_pickles(self) -> None:
         if self.pickled:
             named = "; ".join(f"{name} ({reason})" for name, reason in self.pickled.items())
             warnings.warn(
                 f"saved as a pickle: loading it requires sparkdml.allow_pickle(): "
-                f"{named}. Move it into a module that can be imported wherever it is loaded.",
+                f"{named}. Move it into a module that can be imported wherever it is loaded, or "
+                "mark it by @sparkdml.factory if that is what it lacks.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _encode_module(self, name: str, module: nn.Module) -> Any:
@@ -156,7 +197,20 @@ class Decoder:
                 return self._decode_module(name, saved["module"])
             if "pickle" in saved:
                 return self._unpickle(name, saved["pickle"])
-        return decode_reference(saved, f"{name} in {self._folder.path}")
+        wanted_by = f"{name} in {self._folder.name_of(MANIFEST_FILE)}"
+        return decode_reference(saved, wanted_by, _param(name))
+
+    def decode_model(self, name: str, saved: Any) -> Any:
+        """What makes the module. It is called while loading, so it may be less than a value is."""
+        source = self.decode(name, saved)
+        for one in source.values() if isinstance(source, dict) else [source]:
+            if not makes_module(one) and not is_pickle_allowed():
+                raise DataError(
+                    f"{name} in {self._folder.name_of(MANIFEST_FILE)} is saved as {saved}, which "
+                    f"is neither a module, nor a class of one, nor a function that is marked as "
+                    f"making one. {HOW_TO_MARK}"
+                )
+        return source
 
     def read(self, file: str) -> bytes:
         self._expected(file)
@@ -176,7 +230,10 @@ class Decoder:
 
     def _expected(self, file: str) -> dict[str, Any]:
         if file not in self._files:
-            raise DataError(f"objects.json in {self._folder.path} has no entry for {file}")
+            raise DataError(
+                f"{self._folder.name_of(MANIFEST_FILE)} has no entry for {file}: it was changed "
+                "after it was saved. Copy or save the model again."
+            )
         return self._files[file]
 
     def _check(self, file: str, num_bytes: int, digest: Callable[[], str]) -> None:
@@ -232,6 +289,38 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class(current_module(module, name), name)
+
+
+def _param(name: str) -> str:
+    """The Param whose value, or part of a value, has this name."""
+    return name.removeprefix("default.").partition(".")[0]
+
+
+def _is_unmarked(source: Any) -> bool:
+    try:
+        encode_reference(source)
+    except NotMarked:
+        return True
+    except (NotPlain, Secret):
+        return False
+    return False
+
+
+def _named_in(saved: Any) -> Iterator[str]:
+    """The import paths that are neither known nor allowed here: whoever saves may load."""
+    if isinstance(saved, list):
+        for item in saved:
+            yield from _named_in(item)
+    elif isinstance(saved, dict):
+        for key, item in saved.items():
+            if key in ("import", "of", "class", "classes"):
+                paths = item if isinstance(item, list) else [item]
+                yield from (path for path in paths if isinstance(path, str) and _is_asked(path))
+            yield from _named_in(item)
+
+
+def _is_asked(path: str) -> bool:
+    return ":" in path and not is_known(path) and not is_package_allowed(path.partition(":")[0])
 
 
 def _file_name(name: str) -> str:

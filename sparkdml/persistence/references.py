@@ -5,34 +5,42 @@
     {"object": {"class", "args", "state"}}    a strategy or callback, by its constructor's arguments
     {"tuple": [...]}, {"dict": {...}}         values that JSON lacks, or that look like one of these
 
-The author of the JSON chooses what is called with which arguments. So only callables that make
-modules, optimizers, tensors, strategies or callbacks are called with arguments from it. An import
-path is "package.module:Qualified.name", and names the very same object.
+The author of the JSON chooses what is called with which arguments: `allowed` says what it may name.
+An import path is "package.module:Qualified.name", and names the very same object.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import inspect
 import sys
 from types import MethodType
-from typing import Any, get_type_hints
+from typing import Any
 
-import torch
-from torch import nn
-
-from sparkdml.checkpoint.checkpoints import Checkpoints
-from sparkdml.errors import DataError, SetupError
-from sparkdml.feed.ragged import pad
+from sparkdml.errors import DataError, SetupError, SparkDMLError
+from sparkdml.persistence.allowed import (
+    HOW_TO_MARK,
+    check_found,
+    check_import,
+    is_known,
+    may_be_built,
+    may_be_called,
+    may_be_value,
+    package_of,
+    refuse,
+)
+from sparkdml.persistence.permission import allow_pickle, is_pickle_allowed
+from sparkdml.persistence.secrets import check_named, check_text
 from sparkdml.recorded_names import current_module, recorded_module
-from sparkdml.strategies.base import Strategy
-from sparkdml.training.callbacks import Callback
 
 
 class NotPlain(Exception):
     """An object can't be saved as data; the message says why. Users never see it as it is."""
+
+
+class NotMarked(NotPlain):
+    """A function that can be imported, but may not be called for a file."""
 
 
 def import_path(value: Any) -> str:
@@ -59,15 +67,27 @@ def import_path(value: Any) -> str:
 
 
 def import_object(path: str, wanted_by: str) -> Any:
-    """Return what `import_path` named. Importing the module is the only code that runs."""
+    """Return what `import_path` named, if the file may name it; imports the module."""
+    check_import(path, wanted_by)
     module_name, _, name = path.partition(":")
     try:
-        return _descend(importlib.import_module(current_module(module_name, name)), name)
+        value = _descend(importlib.import_module(current_module(module_name, name)), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SetupError(
             f"{wanted_by} was saved as {path}, which can't be imported here: {error}. Install the "
             f"package of {module_name}, or add its folder to PYTHONPATH, then load again."
         ) from error
+    check_found(path, value, wanted_by)
+    return value
+
+
+def find_loaded(path: str) -> Any:
+    """Return what `import_path` named, without importing anything."""
+    module_name, _, name = path.partition(":")
+    try:
+        return _descend(sys.modules[module_name], name)
+    except (KeyError, AttributeError) as error:
+        raise NotPlain(f"it contains {path}, which can't be imported") from error
 
 
 def _descend(owner: Any, name: str) -> Any:
@@ -76,17 +96,12 @@ def _descend(owner: Any, name: str) -> Any:
     return owner
 
 
-_CALLED_WITH_ARGUMENTS = (
-    nn.Module,
-    torch.optim.Optimizer,
-    torch.optim.lr_scheduler.LRScheduler,
-    torch.Tensor,
-)
-
-
-def encode_reference(value: Any) -> Any:
-    """Encode the object as JSON, or raise NotPlain with the reason."""
-    if value is None or type(value) in (bool, int, float, str):
+def encode_reference(value: Any, param: str = "") -> Any:
+    """Encode the object as JSON, or raise NotPlain; `param` if it is a Param's own value."""
+    if type(value) is str:
+        check_text(value)
+        return value
+    if value is None or type(value) in (bool, int, float):
         return value
     if type(value) is list:
         return [encode_reference(item) for item in value]
@@ -97,11 +112,14 @@ def encode_reference(value: Any) -> Any:
     if type(value) is functools.partial:
         return {"partial": _encode_partial(value)}
     if inspect.isclass(value) or inspect.isroutine(value):
-        return {"import": import_path(value)}
+        path = import_path(value)
+        if not may_be_value(value, param):
+            raise NotMarked(f"{path} is not marked. {HOW_TO_MARK}")
+        return {"import": check_nameable(path)}
     return {"object": _encode_object(value)}
 
 
-def decode_reference(saved: Any, wanted_by: str) -> Any:
+def decode_reference(saved: Any, wanted_by: str, param: str = "") -> Any:
     """Decode the object. `wanted_by` names it in errors."""
     if isinstance(saved, list):
         return [decode_reference(item, wanted_by) for item in saved]
@@ -114,7 +132,10 @@ def decode_reference(saved: Any, wanted_by: str) -> Any:
     if kind == "dict":
         return {name: decode_reference(item, wanted_by) for name, item in content.items()}
     if kind == "import":
-        return import_object(content, wanted_by)
+        found = import_object(content, wanted_by)
+        if not may_be_value(found, param) and not is_pickle_allowed():
+            raise refuse(wanted_by, content, "a reference to")
+        return found
     if kind == "partial":
         return _decode_partial(content, wanted_by)
     if kind == "object":
@@ -122,17 +143,27 @@ def decode_reference(saved: Any, wanted_by: str) -> Any:
     raise DataError(f"{wanted_by} is saved as an unknown kind of reference: {sorted(saved)}")
 
 
+def check_nameable(path: str) -> str:
+    """Return the path, or raise NotPlain if only `allow_pickle` would let a file name it."""
+    if not is_known(path) and package_of(path) is None:
+        raise NotPlain(f"{path} is not among torch's own layers, losses, optimizers, schedulers")
+    return path
+
+
 def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
-    for name in value:
+    for name, item in value.items():
         if not isinstance(name, str):
             raise NotPlain(f"the key {name!r} is not text")
+        check_named(name, item)
     return {name: encode_reference(item) for name, item in value.items()}
 
 
 def _encode_partial(value: functools.partial[Any]) -> dict[str, Any]:
-    _check_may_be_called(value.func)
+    path = import_path(value.func)
+    if not may_be_called(value.func):
+        raise NotMarked(f"{path} has arguments bound to it and is not marked. {HOW_TO_MARK}")
     return {
-        "of": import_path(value.func),
+        "of": check_nameable(path),
         "args": [encode_reference(item) for item in value.args],
         "kwargs": _encode_dict(value.keywords),
     }
@@ -140,37 +171,17 @@ def _encode_partial(value: functools.partial[Any]) -> dict[str, Any]:
 
 def _decode_partial(saved: dict[str, Any], wanted_by: str) -> Any:
     function = import_object(saved["of"], wanted_by)
-    try:
-        _check_may_be_called(function)
-    except NotPlain as reason:
-        raise DataError(f"{wanted_by} is saved as a partial, but {reason}") from None
+    if not may_be_called(function) and not is_pickle_allowed():
+        raise refuse(wanted_by, saved["of"], "a partial over")
     arguments = [decode_reference(item, wanted_by) for item in saved["args"]]
     keywords = {name: decode_reference(item, wanted_by) for name, item in saved["kwargs"].items()}
     return functools.partial(function, *arguments, **keywords)
 
 
-def _check_may_be_called(function: Any) -> None:
-    if inspect.isclass(function):
-        if issubclass(function, _CALLED_WITH_ARGUMENTS):
-            return
-    elif getattr(function, "__module__", None) == "torch.nn.functional":
-        return
-    elif inspect.isroutine(function):
-        try:
-            made = get_type_hints(function).get("return")
-        except Exception:  # a hint may name anything, and evaluating it raise anything
-            made = None
-        if inspect.isclass(made) and issubclass(made, _CALLED_WITH_ARGUMENTS):
-            return
-    raise NotPlain(
-        f"{getattr(function, '__qualname__', function)} is not marked as making a torch.nn.Module, "
-        "a torch.optim.Optimizer or a torch.Tensor: annotate its return type"
-    )
-
-
 def _encode_object(value: Any) -> dict[str, Any]:
     kind = type(value)
-    _check_may_be_built(kind)
+    if not may_be_built(kind):
+        raise NotPlain(f"{kind.__qualname__} is no strategy and no callback, and not marked")
     path = import_path(kind)
     if not hasattr(value, "__dict__"):
         raise NotPlain(f"{kind.__name__} has __slots__")
@@ -185,7 +196,9 @@ def _encode_object(value: Any) -> dict[str, Any]:
             )
         arguments.append(name)
     saved = {"class": path, "args": arguments, "state": state}
-    _check_same(_decode_object({**saved, "state": {n: state[n] for n in arguments}}, path), saved)
+    with allow_pickle():  # all of it is in this process already
+        rebuilt = _decode_object({**saved, "state": {n: state[n] for n in arguments}}, path)
+    _check_same(rebuilt, saved)
     return saved
 
 
@@ -197,22 +210,16 @@ def _check_same(rebuilt: Any, saved: dict[str, Any]) -> None:
 
 def _decode_object(saved: dict[str, Any], wanted_by: str) -> Any:
     kind = import_object(saved["class"], wanted_by)
-    try:
-        _check_may_be_built(kind)
-    except NotPlain as reason:
-        raise DataError(f"{wanted_by} is saved as an object, but {reason}") from None
+    if not may_be_built(kind) and not is_pickle_allowed():
+        raise refuse(wanted_by, saved["class"], "an object of")
+    if any(name.startswith("_") for name in saved["state"]):
+        raise DataError(f"{wanted_by} is saved with private attributes, which no save writes")
     state = {name: decode_reference(item, wanted_by) for name, item in saved["state"].items()}
-    built = kind(**{name: state[name] for name in saved["args"]})
+    try:
+        built = kind(**{name: state[name] for name in saved["args"]})
+    except SparkDMLError:
+        raise
+    except Exception as error:  # of the class's own code
+        raise DataError(f"{wanted_by} can't be made by {saved['class']}: {error}") from error
     vars(built).update(state)  # what the constructor does not take, in frozen dataclasses too
     return built
-
-
-def _check_may_be_built(kind: Any) -> None:
-    if inspect.isclass(kind):
-        if issubclass(kind, Strategy | Callback | Checkpoints | pad):
-            return
-        if dataclasses.is_dataclass(kind) and kind.__module__.startswith("sparkdml."):
-            return
-    raise NotPlain(
-        f"{getattr(kind, '__qualname__', kind)} is not an nn.Module, a strategy or a callback"
-    )

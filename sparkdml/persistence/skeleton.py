@@ -1,12 +1,12 @@
 """Saves the structure of a module as a file, with its weights in a safetensors file beside it.
 
 torch's weights-only unpickler reads the skeleton, and may build only the module classes that are
-named beside the file. Driver only.
+named beside the file. It may call them with arguments from the file, so they must be classes that
+`allowed` lets a reference name, too. Driver only.
 """
 
 from __future__ import annotations
 
-import inspect
 import io
 import threading
 from typing import Any
@@ -17,7 +17,15 @@ from torch import nn
 
 from sparkdml.errors import DataError, SetupError
 from sparkdml.inference.structure import Inseparable, allocate, make_skeleton
-from sparkdml.persistence.references import NotPlain, import_object, import_path
+from sparkdml.persistence.allowed import is_functional, is_module_class
+from sparkdml.persistence.permission import is_pickle_allowed
+from sparkdml.persistence.references import (
+    NotPlain,
+    check_nameable,
+    find_loaded,
+    import_object,
+    import_path,
+)
 
 # torch keeps one list of allowed classes for the whole process.
 _SAFE_GLOBALS = threading.Lock()
@@ -51,9 +59,10 @@ def encode_skeleton(skeleton: nn.Module) -> tuple[bytes, list[str]]:
         raise NotPlain(f"torch.save fails: {error}") from error
     content = buffer.getvalue()
     names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
-    paths = [import_path(_check_buildable(_find_loaded(name), name)) for name in sorted(names)]
+    classes = [_find(name) for name in sorted(names)]
+    paths = [check_nameable(import_path(one)) for one in classes]
     try:
-        _load(content, paths, "the model")
+        _load(content, classes)
     except Exception as error:  # find now whatever the reader would fail on
         raise NotPlain(f"it can't be read back as plain structure: {error}") from error
     return content, paths
@@ -61,7 +70,7 @@ def encode_skeleton(skeleton: nn.Module) -> tuple[bytes, list[str]]:
 
 def decode_skeleton(content: bytes, paths: list[str], file: str) -> nn.Module:
     try:
-        skeleton = _load(content, paths, file)
+        skeleton = _load(content, [_import(path, f"a class in {file}") for path in paths])
     except (SetupError, DataError):
         raise
     except Exception as error:  # the unpickler raises several kinds, all meaning the same
@@ -71,24 +80,26 @@ def decode_skeleton(content: bytes, paths: list[str], file: str) -> nn.Module:
     return skeleton
 
 
-def _load(content: bytes, paths: list[str], wanted_by: str) -> Any:
-    allowed: list[Any] = [_check_buildable(import_object(path, wanted_by), path) for path in paths]
-    with _SAFE_GLOBALS, torch.serialization.safe_globals(allowed):
+def _load(content: bytes, classes: list[Any]) -> Any:
+    with _SAFE_GLOBALS, torch.serialization.safe_globals(classes):
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def _find_loaded(name: str) -> Any:
+def _find(name: str) -> Any:
     module_name, _, last = name.rpartition(".")
-    try:
-        return import_object(f"{module_name}:{last}", "it")
-    except SetupError as error:
-        raise NotPlain(f"it contains {name}, which can't be imported") from error
-
-
-def _check_buildable(value: Any, name: str) -> Any:
-    """Allow only module classes, and the functions of torch.nn.functional that layers keep."""
-    is_module = inspect.isclass(value) and issubclass(value, nn.Module)
-    module_name = getattr(value, "__module__", None)
-    if not is_module and not (callable(value) and module_name == "torch.nn.functional"):
+    found = find_loaded(f"{module_name}:{last}")
+    if not _is_buildable(found):
         raise NotPlain(f"it contains {name}, which is not an nn.Module")
-    return value
+    return found
+
+
+def _import(path: str, wanted_by: str) -> Any:
+    found = import_object(path, wanted_by)
+    if not _is_buildable(found) and not is_pickle_allowed():
+        raise NotPlain(f"it contains {path}, which is not an nn.Module")
+    return found
+
+
+def _is_buildable(value: Any) -> bool:
+    """Only module classes, and the functions of torch.nn.functional that layers keep."""
+    return is_module_class(value) or is_functional(value)

@@ -14,7 +14,8 @@ import dataclasses
 import json
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import safetensors
@@ -29,18 +30,24 @@ from pyspark.ml.util import (
 )
 
 from sparkdml.checkpoint.checkpoints import Checkpoints
-from sparkdml.errors import DataError, SetupError
+from sparkdml.errors import DataError, SetupError, SparkDMLError
 from sparkdml.feed.columns.schema import recorded_column
 from sparkdml.history import History
 from sparkdml.inference.outputs import Output
 from sparkdml.inference.structure import check_state
 from sparkdml.params.param import DefinedParam
 from sparkdml.persistence.folder import AnyFolder, open_folder
-from sparkdml.persistence.objects import WEIGHTS_FILE, Decoder, Encoder, measure
+from sparkdml.persistence.objects import (
+    MANIFEST_FILE,
+    WEIGHTS_FILE,
+    Decoder,
+    Encoder,
+    measure,
+)
+from sparkdml.persistence.references import import_object
 from sparkdml.training.modules import build_module
 
 FORMAT = 1
-_MANIFEST = "objects.json"
 _HISTORY = "history.json"
 Stage = TypeVar("Stage", bound=MLReadable[Any])
 
@@ -61,10 +68,10 @@ class StageWriter(MLWriter):
         folder.prepare(self.shouldOverwrite)
         for name, content in encoder.files.items():
             folder.write(name, content)
-        folder.write(_MANIFEST, _to_json(manifest))
+        folder.write(MANIFEST_FILE, _to_json(manifest))
         # Last, since nothing loads without it: an interrupted save is never taken for complete.
         folder.write_metadata(_without_objects(self._stage))
-        encoder.warn_of_pickles()
+        encoder.warn([manifest["params"], manifest["defaults"], manifest.get("fitted")])
 
     def _encode(self, encoder: Encoder) -> dict[str, Any]:
         stage = self._stage
@@ -93,7 +100,9 @@ class ModelWriter(StageWriter):
         found = stage._found_outputs
         return {
             "fitted": {
-                "model": encoder.encode_fitted("model", stage._source, stage._weights),
+                "model": encoder.encode_fitted(
+                    "model", stage._source, stage.module, stage._weights
+                ),
                 "loss": encoder.encode("loss", stage._loss),
                 "step": encoder.encode("step", stage._step),
                 "metrics": encoder.encode(
@@ -128,6 +137,10 @@ class StageReader(MLReader[Stage], Generic[Stage]):
                 f"{path} holds a {metadata['class']}, not a {wanted}: load it by {found}.load"
             )
         manifest = _read_manifest(folder)
+        with _naming_damage(folder):
+            return self._load(folder, metadata, manifest)
+
+    def _load(self, folder: AnyFolder, metadata: dict[str, Any], manifest: dict[str, Any]) -> Stage:
         decoder = Decoder(folder, manifest["files"])
         stage = self._build(decoder, manifest)
         stage._resetUid(metadata["uid"])
@@ -153,9 +166,15 @@ class ModelReader(StageReader[Stage]):
     def _build(self, decoder: Decoder, manifest: dict[str, Any]) -> Any:
         fitted = manifest["fitted"]
         weights = decoder.read_weights()
-        source = decoder.decode("model", fitted["model"])
-        with torch.random.fork_rng(devices=[]):  # its initial weights are replaced at once
-            module = build_module(source)
+        source = decoder.decode_model("model", fitted["model"])
+        try:
+            with torch.random.fork_rng(devices=[]):  # its initial weights are replaced at once
+                module = build_module(source)
+        except Exception as error:  # of the model's own code, or of arguments that don't fit it
+            raise DataError(
+                f"the model can't be made by {fitted['model']}, as {MANIFEST_FILE} has it: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         kind: Any = self._kind
         try:
             check_state(module, weights.state())
@@ -207,6 +226,16 @@ class ModelPersistence(MLReadable[Any], MLWritable):
         return ModelReader(cls)
 
 
+def find_model_class(folder: AnyFolder) -> type[Any]:
+    """Return the class of the model in a folder, if its metadata may name it."""
+    saved = str(folder.read_metadata()["class"])
+    module_name, _, name = saved.rpartition(".")
+    kind = import_object(f"{module_name}:{name}", folder.path)
+    if not isinstance(kind, type) or not issubclass(kind, ModelPersistence):
+        raise DataError(f"{folder.path} contains a {name}, which is not a fitted model")
+    return kind
+
+
 def _as_saved(value: Any) -> Any:
     """Replace a `warmStart` model by its weights, and `checkpoint` by a copy without secrets."""
     if isinstance(value, ModelPersistence):
@@ -218,10 +247,10 @@ def _as_saved(value: Any) -> Any:
             "credentials. Save it without, estimator.clear(estimator.checkpoint), and set the "
             "checkpoint again after loading"
         )
-    if isinstance(value, Checkpoints) and value.storage_options:
+    if isinstance(value, Checkpoints) and value.has_secrets:
         warnings.warn(
-            "the storage_options of checkpoint= are not saved: they may hold credentials. Set "
-            "them again after loading",
+            "the storage_options of checkpoint= are not saved, nor is a password in its path: "
+            "they are credentials, or may hold some. Set them again after loading",
             stacklevel=5,
         )
         return value.without_secrets()
@@ -250,14 +279,14 @@ def _without_objects(stage: Any) -> Params:
 
 
 def _read_manifest(folder: AnyFolder) -> dict[str, Any]:
-    file = folder.name_of(_MANIFEST)
+    file = folder.name_of(MANIFEST_FILE)
     try:
-        manifest: dict[str, Any] = json.loads(folder.read(_MANIFEST))
-    except ValueError as error:
+        manifest: dict[str, Any] = json.loads(folder.read(MANIFEST_FILE))
+    except (ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{file} is damaged: {error}. Copy or save it again.") from error
-    version = manifest.get("format")
+    version = manifest.get("format") if isinstance(manifest, dict) else None
     if not isinstance(version, int):
         raise DataError(f"{file} has no format number: this folder was not saved by sparkdml")
     if version > FORMAT:
@@ -266,6 +295,28 @@ def _read_manifest(folder: AnyFolder) -> dict[str, Any]:
             "a newer one. Upgrade: pip install --upgrade sparkdml"
         )
     return manifest
+
+
+@contextmanager
+def _naming_damage(folder: AnyFolder) -> Iterator[None]:
+    """What is not of the form that a save writes ends in an error about the file."""
+    try:
+        yield
+    except SparkDMLError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        safetensors.SafetensorError,
+    ) as error:
+        raise DataError(
+            f"{folder.name_of(MANIFEST_FILE)} or the metadata beside it is damaged "
+            f"({type(error).__name__}: {error}). Copy or save it again."
+        ) from error
 
 
 def _to_json(value: Any) -> bytes:

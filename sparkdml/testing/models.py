@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sparkdml.factories import factory
 from sparkdml.feed.batch import Batch
 from sparkdml.testing.faults import Injected
 from sparkdml.training.callbacks import Callback
@@ -49,11 +50,13 @@ class TiedAutoencoder(nn.Module):
         return outputs
 
 
+@factory
 def make_classifier() -> nn.Module:
     """Return a `TinyClassifier`."""
     return TinyClassifier()
 
 
+@factory
 def make_wider(hidden: int) -> nn.Module:
     """Return a `TinyClassifier` of another width."""
     return TinyClassifier(hidden)
@@ -74,6 +77,7 @@ class CountEpochs(Callback):
         self.count += 1
 
 
+@factory
 def noisy_classifier() -> nn.Module:
     """A model with batch statistics and dropout, whose results depend on the run's history."""
     return nn.Sequential(

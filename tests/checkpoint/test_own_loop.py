@@ -106,7 +106,8 @@ def test_an_estimator_with_checkpoints_is_saved_and_loaded(spark, tmp_path):
     estimator = make_estimator(checkpoint=place, maxRestarts=7, minWorkers=2)
     path = f"{tmp_path}/estimator"
     estimator.write().overwrite().save(path)
-    loaded = dml.TorchEstimator.load(path)
+    with dml.allow_packages("sparkdml.testing"):
+        loaded = dml.TorchEstimator.load(path)
     assert (loaded.getMaxRestarts(), loaded.getMinWorkers()) == (7, 2)
     found = loaded.getCheckpoint()
     assert (found.path, found.every, found.keep) == (place.path, place.every, place.keep)

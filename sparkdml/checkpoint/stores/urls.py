@@ -6,9 +6,9 @@ import re
 
 # A single letter would be a Windows drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
-_PASSWORD = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]+://[^/:@]*):([^/@]*)@")
+_PASSWORD = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]+://[^/:@]*):([^/]*)@")
 
-_PASSWORDS = re.compile(r"(://[^/:@\s]*):[^/@\s]*@")
+_PASSWORDS = re.compile(r"(://[^/:@\s]*):[^/\s]*@")
 
 
 def scheme_of(url: str) -> str:
