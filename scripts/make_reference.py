@@ -110,7 +110,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "ReceivesOutcome",
         "check_name",
     ),
-    "Saving": ("allow_pickle",),
+    "Saving": ("allow_packages", "allow_pickle", "factory"),
     "Errors": ("Error", "Lost", "NonFiniteLoss", "NotEnoughSlots"),
 }
 # What stands under a section's heading.

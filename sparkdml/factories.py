@@ -1,8 +1,8 @@
 """The functions and classes that a saved model may have called: those marked by `@dml.factory`.
 
-The mark is the object itself in this process's table, not an attribute: a wrapper or a copy of a
-marked function is not marked. The driver looks it up while it loads a model; workers, which import
-the same modules, only fill the table.
+A marked object is in this process's table; it has no attribute that says so, and a wrapper or a
+copy of it is not marked. The driver reads the table while it loads a model; workers, which import
+the same modules, only fill it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MARKED: dict[int, Any] = {}  # by id; each stays in the table, so that no id is
 def factory(function: Marked) -> Marked:
     """Mark a function or class as one that a loaded model may call, with arguments from its file.
 
-    Classes of modules, optimizers and schedulers need no mark. Mark only what is harmless whatever
-    it is called with: whoever writes a model's file chooses the arguments.
+    Classes of modules, optimizers and schedulers need no mark. Mark only what is harmless with any
+    arguments: the author of a model's file chooses them.
 
     >>> @sparkdml.factory
     ... def make_net(hidden=64):

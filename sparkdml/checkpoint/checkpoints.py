@@ -174,11 +174,6 @@ class Checkpoints:
             raise ParameterError("step", step, f"a step of the run's past: 0 to {tip.step}")
         return found, lineage.after(found)
 
-    @property
-    def has_secrets(self) -> bool:
-        """Whether `without_secrets` leaves something out."""
-        return bool(self.storage_options) or split_password(str(self.path))[1] is not None
-
     def without_secrets(self) -> Checkpoints:
         """Return a copy to save, without `storage_options` and without a password in the path."""
         assert self.path is not None

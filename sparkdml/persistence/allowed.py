@@ -1,16 +1,16 @@
 """What a saved model may name without a pickle: which modules are imported, what of them is used.
 
-Whoever writes the file chooses what is built or called, and with which arguments. An annotation is
-no permission: torch alone has a thousand routines that are said to make a module or a tensor, and
-some of them call what they are given. So the lists here are closed:
+The author of a file chooses what is built or called, and with which arguments. An annotation is no
+permission: torch alone has a thousand routines that are annotated to return a module or a tensor,
+and some of them call their arguments. So the lists here are closed:
 
 - classes of torch's modules, optimizers and schedulers, and the functions of torch.nn.functional;
 - the values of Params among sparkdml's own classes;
-- of packages that the caller allows, classes of the same kinds, what is marked by `@dml.factory`,
-  and functions that stand as a Param's value by themselves: sparkdml calls those with rows and
-  tensors, never with what the file says.
+- of packages that the caller allows, classes of the same kinds, strategies and callbacks, what is
+  marked by `@dml.factory`, and plain functions as the value of a Param that sparkdml itself calls,
+  with rows and tensors, never with arguments from the file.
 
-The check of a name comes before the import. `allow_pickle()` turns all of it off.
+A name is checked before the import. `allow_pickle()` turns all checks off. Driver only; pure.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _TRUST = "If you trust the file: with sparkdml.allow_pickle(): … around the lo
 
 
 def is_known(path: str) -> bool:
-    """Whether this path may be imported without anybody's permission."""
+    """Whether this path may be imported without permission."""
     module, _, name = path.partition(":")
     current = current_module(module, name)
     if any(current == one or current.startswith(f"{one}.") for one in _TORCH):
@@ -123,7 +123,7 @@ def package_of(path: str) -> str | None:
 
 
 def check_import(path: Any, wanted_by: str) -> None:
-    """Raise before anything is imported that nobody has allowed."""
+    """Raise unless this path may be imported; nothing has been imported yet."""
     if is_pickle_allowed():
         return
     parts = path.split(":") if isinstance(path, str) else []
@@ -145,7 +145,7 @@ def check_import(path: Any, wanted_by: str) -> None:
 
 
 def check_found(path: str, value: Any, wanted_by: str) -> None:
-    """A module may have imported anything: what is found must be defined under this very name."""
+    """Raise unless the value is defined under this very path: a module may import anything."""
     module, _, name = path.partition(":")
     where = (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
     if where != (current_module(module, name), name) and not is_pickle_allowed():
@@ -160,7 +160,7 @@ def is_module_class(value: Any) -> bool:
 
 
 def is_functional(value: Any) -> bool:
-    """Whether it is a function of torch.nn.functional; by identity, since modules lie."""
+    """Whether it is a function of torch.nn.functional, by identity."""
     name = getattr(value, "__qualname__", "")
     return (
         inspect.isroutine(value)

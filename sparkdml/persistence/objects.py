@@ -74,9 +74,9 @@ class Encoder:
             return self._pickle(name, value, str(reason))
         except Secret as secret:
             raise SetupError(
-                f"{name} can't be saved, because it holds {secret}: whoever has the folder could "
-                "read it. Let the code read it where it is used, for instance from an environment "
-                "variable"
+                f"{name} can't be saved, because it holds {secret}: the saved folder would show "
+                "it in plain text. Let the code read it where it is used, for instance from an "
+                "environment variable"
             ) from None
 
     def encode_fitted(self, name: str, source: Any, module: nn.Module, weights: Weights) -> Any:
@@ -201,7 +201,7 @@ class Decoder:
         return decode_reference(saved, wanted_by, _param(name))
 
     def decode_model(self, name: str, saved: Any) -> Any:
-        """What makes the module. It is called while loading, so it may be less than a value is."""
+        """What makes the module. Loading calls it, so fewer values are allowed than elsewhere."""
         source = self.decode(name, saved)
         for one in source.values() if isinstance(source, dict) else [source]:
             if not makes_module(one) and not is_pickle_allowed():
@@ -307,7 +307,7 @@ def _is_unmarked(source: Any) -> bool:
 
 
 def _named_in(saved: Any) -> Iterator[str]:
-    """The import paths that are neither known nor allowed here: whoever saves may load."""
+    """The import paths for which `load` would need a permission that this process lacks."""
     if isinstance(saved, list):
         for item in saved:
             yield from _named_in(item)

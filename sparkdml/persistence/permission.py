@@ -1,7 +1,7 @@
 """What the caller of `load` allows: pickles, and the packages that a saved model may name.
 
-Loading a pickle executes whatever code its file has, and importing a module executes the module's:
-so neither happens unless the caller says so, in this thread or for the whole process.
+Loading a pickle executes the code in its file, and importing a module executes the module: neither
+happens unless the caller allows it, in this thread or by a variable in the whole process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _packages: ContextVar[frozenset[str]] = ContextVar("sparkdml_allow_packages", de
 def allow_pickle() -> Iterator[None]:
     """Let `load` read pickles and call anything, in this thread and within this block alone.
 
-    Only for files that you trust as you trust a program: loading them runs their code.
+    Use only with trusted files: loading them executes their code.
 
     >>> with sparkdml.allow_pickle():
     ...     model = sparkdml.TorchModel.load(path)

@@ -1,6 +1,6 @@
 """Secrets that a saved stage would hold in plain text: refused, since the folder is copied around.
 
-Driver only, while saving. What is a secret can only be told by its name or its form.
+Driver only, while saving. A secret is recognized by its name or by its form; others are saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(
 
 
 class Secret(Exception):
-    """What would be saved is a secret; never seen by a user as it is."""
+    """A value to be saved is a secret; the encoder turns this into an error about the Param."""
 
 
 def check_text(text: str) -> None:
@@ -35,7 +35,7 @@ def check_named(name: Any, value: Any) -> None:
 
 
 def check_bound(value: Any) -> None:
-    """Raise if a partial binds a secret. References are checked on their way; pickles aren't."""
+    """Raise if a partial binds a secret: references are checked as they are made, pickles not."""
     if isinstance(value, functools.partial):
         check_bound(value.func)
         check_bound(value.args)

@@ -247,13 +247,15 @@ def _as_saved(value: Any) -> Any:
             "credentials. Save it without, estimator.clear(estimator.checkpoint), and set the "
             "checkpoint again after loading"
         )
-    if isinstance(value, Checkpoints) and value.has_secrets:
-        warnings.warn(
-            "the storage_options of checkpoint= are not saved, nor is a password in its path: "
-            "they are credentials, or may hold some. Set them again after loading",
-            stacklevel=5,
-        )
-        return value.without_secrets()
+    if isinstance(value, Checkpoints):
+        plain = value.without_secrets()
+        if value.storage_options or value.path != plain.path:
+            warnings.warn(
+                "the storage_options of checkpoint= are not saved, nor is a password in its path: "
+                "they are credentials, or may hold some. Set them again after loading",
+                stacklevel=5,
+            )
+        return plain
     return value
 
 

@@ -33,6 +33,7 @@ SETUPS = {
     "docs/how-to-from-mllib.md": "points_in_a_ring.py",
     "docs/how-to-from-torch-distributor.md": "digits_estimator.py",
     "docs/how-to-objectives-and-data.md": "digits_pictures_sentences.py",
+    "docs/how-to-save-and-load.md": "mycompany.py",
     "docs/how-to-see-a-run.md": "digits_estimator.py",
     "docs/how-to-write-a-strategy.md": "digits_estimator.py",
     "docs/how-to-write-a-callback.md": "digits_estimator.py",
