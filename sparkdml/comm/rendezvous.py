@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.interface import interface_towards
-from sparkdml.errors import ParameterError, SetupError
+from sparkdml.errors import SetupError
 from sparkdml.network.listener import bind
 from sparkdml.network.timeouts import KEY_VALUE_HOLD_SECONDS, KEY_VALUE_REQUEST_SECONDS
 
@@ -45,6 +45,7 @@ class KeyValueServer:
 
     def __init__(self, host: str) -> None:
         self.host = host
+        bound = bind(host)
         self._entries: dict[str, bytes] = {}
         self._total_bytes = 0
         self._arrivals: dict[str, asyncio.Event] = {}
@@ -56,11 +57,12 @@ class KeyValueServer:
         self._thread.start()
         # On the thread's own loop, since the caller may be inside another one, as in a notebook.
         starting = asyncio.start_server(
-            self._connected, host, 0, limit=MAX_HEAD_BYTES, backlog=MAX_CONNECTIONS
+            self._connected, sock=bound, limit=MAX_HEAD_BYTES, backlog=MAX_CONNECTIONS
         )
         try:
             self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result()
         except OSError:
+            bound.close()
             self._end()
             raise
         self.port: int = self._server.sockets[0].getsockname()[1]
@@ -197,20 +199,10 @@ async def _read_body(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
         raise ConnectionError("the client disconnected") from error
 
 
-_EVERYWHERE = ("", "0.0.0.0", "::", "*")
-
-
 class Rendezvous:
     """Both stores, open until `close`; `host` is the driver's address as seen by workers."""
 
     def __init__(self, host: str) -> None:
-        if host in _EVERYWHERE:
-            raise ParameterError(
-                "host",
-                host,
-                "a single address of this machine",
-                "The stores are unauthenticated and must not listen on every interface.",
-            )
         self.host = host
         try:
             self._key_values = KeyValueServer(host)

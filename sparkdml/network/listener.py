@@ -12,6 +12,7 @@ of descriptors or threads end the listener: it waits, and accepts again.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import math
 import selectors
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from sparkdml.errors import CommunicationError
+from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.network.connection import Connection
 from sparkdml.network.handshake import HandshakeError, ListenerHandshake
 from sparkdml.network.timeouts import LISTENER_CLOSE_SECONDS, Timeouts
@@ -38,9 +39,31 @@ PAUSE_SECONDS = 0.05
 
 
 def bind(host: str) -> socket.socket:
-    """A listening socket on that address alone, of either family, and a free port."""
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address, family=family, backlog=BACKLOG)
+    """A listening socket on that address alone, of either family, and a free port.
+
+    An address that stands for every interface is refused, however it is written ("0", "0x0", "::0"
+    are such): the socket's own name tells, before it listens.
+    """
+    # An empty host stands for every interface, too.
+    family, _, _, _, address = socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        if ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_unspecified:
+            raise ParameterError(
+                "host",
+                host,
+                "a single address of this machine",
+                "A server must not listen on every interface.",
+            )
+        bound.listen(BACKLOG)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
 @dataclass

@@ -195,7 +195,7 @@ def test_closing_leaves_no_thread_and_no_port() -> None:
             socket.create_connection(("127.0.0.1", port), timeout=2)
 
 
-@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "0", "000.0.0.0", "0x0", "::0"])
 def test_listening_everywhere_is_refused(host: str) -> None:
     with pytest.raises(ParameterError, match="host must be a single address"):
         Rendezvous(host)

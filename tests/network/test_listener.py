@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from sparkdml.errors import ParameterError
 from sparkdml.network.connection import Connection
 from sparkdml.network.handshake import GREETING, HELLO_BYTES
 from sparkdml.network.listener import Listener, bind
@@ -36,6 +37,12 @@ def make() -> Iterator[Make]:
             return stack.enter_context(Listener("test", "127.0.0.1", TOKEN, serve, **limits))
 
         yield opened
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "0", "000.0.0.0", "0x0", "::0"])
+def test_every_interface_is_refused_however_it_is_written(host: str) -> None:
+    with pytest.raises(ParameterError, match="host must be a single address of this machine"):
+        bind(host)
 
 
 def connect(listener: Listener, token: str = TOKEN, wire: str = "test") -> Connection:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 import zmq
 
-from sparkdml.errors import CommunicationError
+from sparkdml.errors import CommunicationError, ParameterError
+from sparkdml.network.listener import bind
 from sparkdml.parameter_server.wire.frames import MAX_FRAME_BYTES, Message, decode, encode
 from sparkdml.parameter_server.wire.seal import BadFrame, JobKey, Opener, Sealer
 
@@ -265,10 +266,13 @@ def own_address(host: str, port: int) -> str:
 
 
 def check_bindable(host: str) -> None:
-    if host in ("", "*", "0.0.0.0", "::"):
+    """Raise a CommunicationError unless the host is one interface of this machine."""
+    try:
+        bind("" if host == "*" else host).close()  # ZeroMQ's word for every interface
+    except (OSError, ParameterError) as error:
         raise CommunicationError(
-            f"a server must bind to the job's interface, not to {host!r}, which any host can reach"
-        )
+            f"a server must bind to the job's interface, not to {host!r}: {error}"
+        ) from error
 
 
 def _limit(end: zmq.Socket[bytes]) -> None:

@@ -124,7 +124,7 @@ def test_values_that_are_not_finite_are_dropped_if_so_configured(bad: float) -> 
         assert sum(node.stats.dropped["not finite"] for node in cluster.nodes.values()) == 1
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "", "*", "::"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "*", "::", "0", "0x0", "::0"])
 def test_a_server_never_binds_to_every_interface(host: str) -> None:
     with pytest.raises(CommunicationError, match="interface"):
         check_bindable(host)
