@@ -453,3 +453,13 @@ def test_a_folder_that_was_removed_in_mid_run_is_told_as_that(rows, tmp_path):
     with pytest.raises(CheckpointError, match=r"folder .*/run was removed while") as caught:
         make_estimator(checkpoint=checkpoints, callbacks=[RemovesCheckpoints(folder, 12)]).fit(rows)
     assert isinstance(caught.value.__cause__, dml.WorkerLost)
+
+
+def test_the_spool_of_a_worker_that_spark_started_again_is_removed(rows, spark, tmp_path):
+    checkpoints = dml.Checkpoints(f"{tmp_path}/run", every="epoch")
+    fault = FaultAt(1, 12, "kill", str(tmp_path))
+    estimator = make_estimator(checkpoint=checkpoints, callbacks=[fault])
+    estimator.setStrategy(dml.ParameterServer(num_servers=1)).fit(rows)
+    assert list(tmp_path.glob("fault-*"))
+    assert len(checkpoints.lineage().submissions) == 1, "Spark started it again, not the driver"
+    assert not spools_of(spark)

@@ -46,6 +46,8 @@ class Dispatcher:
 
     def change(self, member: Member) -> None:
         """A task has joined, or left."""
+        if self._spools is not None and member.state in ("lost", "failed"):
+            self._spools.orphaned(member.task.rank, member.task.pid)
         if self._service is None:
             return
         if member.state == "here":
@@ -56,9 +58,11 @@ class Dispatcher:
     def event(self, task: Hello, event: Message) -> None:
         if event["kind"] == "spooled":
             if self._spools is not None:
-                # Another role's spool is not kept for the next attempt, but must be removed, too.
-                is_kept = event["whole"] and task.role == self._leader.name
-                self._spools.note(task.rank, {**event, "whole": is_kept}, self._leader.count)
+                # Only a gang's is kept for the next attempt; others must be removed, too.
+                is_kept = event["whole"] and task.role == self._leader.name and self._leader.gang
+                self._spools.note(
+                    task.rank, {**event, "whole": is_kept}, self._leader.count, task.pid
+                )
             return
         if event["kind"] == "output" and task.role != self._leader.name:
             event = {**event, "task": task_name(task.role, task.rank)}

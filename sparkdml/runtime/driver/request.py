@@ -108,8 +108,6 @@ def begin_submission(
 ) -> SubmissionContext:
     jobs = tuple(job_roles(request.roles(num_workers)))
     leader = jobs[0][0]
-    if not leader.gang:
-        spools = None
     service = request.make_service(num_workers)
     if isinstance(service, TimedService):
         service.use_timeouts(request.options.timeouts)

@@ -33,11 +33,13 @@ class Spools:
     num_losses: int = 0  # how often one turned out to be gone
     _all: set[str] = field(default_factory=set)
     _left: set[str] = field(default_factory=set)
+    _made: dict[tuple[int, int | None], set[str]] = field(default_factory=dict)
 
-    def note(self, rank: int, message: Message, num_workers: int) -> None:
+    def note(self, rank: int, message: Message, num_workers: int, pid: int | None = None) -> None:
         """A rank reports where its spool is, and whether all of its rows are in it."""
         name = checked_name(message["name"])
         self._all.add(name)
+        self._made.setdefault((rank, pid), set()).add(name)
         if num_workers != self.num_workers:
             self.num_workers, self.kept = num_workers, {}
         if message["whole"]:
@@ -54,6 +56,10 @@ class Spools:
     def stale(self) -> tuple[str, ...]:
         """Those that failed submissions left and that will not be read: they only take room."""
         return tuple(sorted(self._left - {spool.name for spool in self.kept.values()}))
+
+    def orphaned(self, rank: int, pid: int) -> None:
+        """A process is gone that Spark starts again: its spool serves no other."""
+        self._left |= self._made.pop((rank, pid), set())
 
     def left_behind(self) -> None:
         """A submission has failed: its workers leave their spools to those of the next one."""

@@ -137,3 +137,13 @@ def test_spools_serve_only_as_many_workers_as_before():
     assert spools.stale() == ("sparkdml-spool-x",)
     assert spools.usable(2) == {}
     assert spools.num_losses == 1
+
+
+def test_the_spool_of_a_process_that_spark_starts_again_is_removed_with_the_run():
+    spools = Spools()
+    for pid, letter in ((11, "a"), (12, "b")):  # the second was started in place of the first
+        told = {"host": "a", "name": f"sparkdml-spool-{letter}", "whole": False}
+        spools.note(0, told, 2, pid)
+    spools.orphaned(0, 11)
+    assert spools.stale() == ("sparkdml-spool-a",)
+    assert spools.usable(2) == {}
