@@ -39,6 +39,10 @@ class SetupError(SparkDMLError, RuntimeError):
     """The cluster, the session or the machine isn't set up correctly; the message has the fix."""
 
 
+class SparkEndedRun(SparkDMLError, RuntimeError):
+    """The run's jobs were cancelled in Spark, or Spark's own driver process is gone."""
+
+
 class NotEnoughSlots(SetupError):
     """There are fewer task slots than workers, so a barrier job would never start."""
 

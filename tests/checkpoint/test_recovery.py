@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 import sparkdml as dml
-from sparkdml.errors import CheckpointError, WorkerError
+from sparkdml.errors import CheckpointError, SparkEndedRun, WorkerError
 from sparkdml.testing.faults import FaultAt
 from sparkdml.testing.models import RecordsRows, WritesRows
+from sparkdml.testing.waiting import wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_run import equal, make_estimator
@@ -463,3 +465,34 @@ def test_the_spool_of_a_worker_that_spark_started_again_is_removed(rows, spark, 
     assert list(tmp_path.glob("fault-*"))
     assert len(checkpoints.lineage().submissions) == 1, "Spark started it again, not the driver"
     assert not spools_of(spark)
+
+
+class CancelsAllJobs(dml.Callback):
+    """Has the driver's Spark cancel all jobs, as its UI does, after a step."""
+
+    def __init__(self, folder, step):
+        self.folder, self.step = folder, step
+
+    def on_step_end(self, training):
+        if training.ctx.rank == 0 and training.step == self.step:
+            Path(self.folder, "cancel").touch()
+            time.sleep(60)
+
+    def __repr__(self):
+        return "CancelsAllJobs()"
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_cancelling_all_jobs_in_spark_ends_a_run(rows, spark, tmp_path, checkpoints):
+    def cancel():
+        wait_until((tmp_path / "cancel").exists, seconds=120)
+        spark.sparkContext.cancelAllJobs()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    setting = {"checkpoint": f"{tmp_path}/run"} if checkpoints else {}
+    with pytest.raises(SparkEndedRun, match=r"cancelled in Spark: Job \d+ cancelled"):
+        make_estimator(callbacks=[CancelsAllJobs(str(tmp_path), 12)], **setting).fit(rows)
+    canceller.join()
+    if checkpoints:
+        assert len(dml.Checkpoints(f"{tmp_path}/run").lineage().submissions) == 1

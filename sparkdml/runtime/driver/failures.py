@@ -18,6 +18,7 @@ from sparkdml.errors import (
     ParameterError,
     SetupError,
     SparkDMLError,
+    SparkEndedRun,
     StoreError,
     WorkerError,
     WorkerLost,
@@ -30,6 +31,7 @@ _DETERMINISTIC = (
     NonFiniteLoss,
     NotEnoughSlots,
     ParameterError,
+    SparkEndedRun,
 )
 
 
@@ -129,6 +131,44 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
 def one_line(error: BaseException) -> str:
     """A failure without its traceback."""
     return str(error).partition("\n")[0][:500]
+
+
+def ended_by_spark(error: Exception) -> SparkEndedRun | None:
+    """What a job's error says of a run that nobody should restart: cancelled, or without a JVM."""
+    from py4j.protocol import Py4JNetworkError
+
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        ended = SparkEndedRun(
+            "Spark's driver process (the JVM of this session) has ended or no longer answers, "
+            f"perhaps for lack of memory: {one_line(error) or type(error).__name__}. Start a new "
+            "session (raise spark.driver.memory if memory was short); with checkpoint= the same "
+            "fit then resumes from the newest checkpoint"
+        )
+    else:
+        cancelled = re.search(r"\bJob \d+ (was )?cancelled[^\n]*", str(error))
+        if cancelled is None:
+            return None
+        ended = SparkEndedRun(
+            f"the run was cancelled in Spark: {cancelled[0].strip()}. With checkpoint= the same "
+            "fit resumes from the newest checkpoint"
+        )
+    ended.__cause__ = error
+    return ended
+
+
+def with_spark_report(lost: WorkerLost, error: Exception | None) -> WorkerLost:
+    """The loss of a process, with what Spark's report of its job says of how it ended."""
+    text = "" if error is None else str(error)
+    crash = re.search(r"Fatal Python error: ([^\n]+)", text)
+    executor = re.search(r"ExecutorLostFailure[^\n]*?Reason: ([^\n]+)", text)
+    if crash is not None:
+        how, traceback = f"it crashed ({crash[1].strip()})", text[crash.start() :][:10_000]
+    elif executor is not None:
+        how, traceback = f"its executor was lost ({executor[1].strip()})", ""
+    else:
+        return lost
+    before = lost.reason.partition(": ")[0]
+    return WorkerLost(lost.rank, lost.host, f"{before}: {how}", traceback, lost.role)
 
 
 def explain_spark_error(error: Exception, worker_python: str) -> Exception:

@@ -6,6 +6,7 @@ Runs at the driver. A `RoleJob` owns the thread on which its job is submitted an
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -166,7 +167,10 @@ class RoleJob:
         self._thread.join(timeout_seconds)
 
     def cancel(self) -> None:
-        self._cluster.cancel(self._group)
+        if not self.is_running:
+            return
+        with suppress(OSError):  # Spark's driver process is gone, and the job with it
+            self._cluster.cancel(self._group)
 
     def _submit(self) -> None:
         try:

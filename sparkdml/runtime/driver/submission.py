@@ -19,13 +19,18 @@ from typing import Any
 
 from sparkdml.comm.backends import resolve_backend
 from sparkdml.comm.rendezvous import Rendezvous
-from sparkdml.errors import DataError
+from sparkdml.errors import DataError, WorkerLost
 from sparkdml.feed.sharding import DataFacts
 from sparkdml.network.timeouts import TASKS_LEAVE_SECONDS
 from sparkdml.runtime.driver.blob_server import BlobServer
 from sparkdml.runtime.driver.control_server import ControlServer
 from sparkdml.runtime.driver.dispatcher import Dispatcher
-from sparkdml.runtime.driver.failures import describe_failure, explain_spark_error
+from sparkdml.runtime.driver.failures import (
+    describe_failure,
+    ended_by_spark,
+    explain_spark_error,
+    with_spark_report,
+)
 from sparkdml.runtime.driver.interrupts import Interrupts
 from sparkdml.runtime.driver.jobs import RoleJob, is_rdd, make_job
 from sparkdml.runtime.driver.request import SubmissionContext
@@ -35,6 +40,7 @@ from sparkdml.runtime.protocol.roles import Role, num_tasks
 from sparkdml.runtime.worker.context import NO_ROWS
 
 WATCH_SECONDS = 0.05  # between two looks at the jobs and their tasks
+SPARK_REPORT_SECONDS = 0.5  # for Spark's own report of a process that is gone; often much sooner
 
 
 @dataclass(frozen=True)
@@ -206,18 +212,31 @@ class Submission:
             self._restart_silent()
             failure = self._control_server.failure()
             if failure is not None and leader.is_running:
-                raise failure
+                if not isinstance(failure, WorkerLost):
+                    raise failure
+                leader.join(SPARK_REPORT_SECONDS)  # which may say how the process ended
+                self._check_ended(leader)
+                raise with_spark_report(failure, leader.error)
             if any(job.error is not None for job in self._jobs):
                 break
         if self._control_server.own_error is not None:
             raise self._control_server.own_error
         for job in self._jobs:
             if job.error is not None:
+                self._check_ended(job)
                 self._control_server.give_up(job.roles)
                 failure = self._wait_for_the_cause()
+                if isinstance(failure, WorkerLost):
+                    raise with_spark_report(failure, job.error)
                 if failure is not None:
                     raise failure  # as the worker reported it; Spark's would be a page of Java
                 raise explain_spark_error(job.error, self._cluster.worker_python)
+
+    def _check_ended(self, job: RoleJob) -> None:
+        """Raise if the run was cancelled in Spark or Spark is gone: no worker can tell that."""
+        ended = None if job.error is None else ended_by_spark(job.error)
+        if ended is not None:
+            raise ended
 
     def _restart_silent(self) -> None:
         """Spark does not see that a process is stopped: ended by us, it is started elsewhere."""

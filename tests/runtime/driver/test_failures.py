@@ -9,11 +9,12 @@ from sparkdml.errors import (
     DataError,
     NonFiniteLoss,
     SetupError,
+    SparkEndedRun,
     StoreError,
     WorkerError,
     WorkerLost,
 )
-from sparkdml.runtime.driver.failures import Restarts
+from sparkdml.runtime.driver.failures import Restarts, ended_by_spark, with_spark_report
 from sparkdml.runtime.driver.spools import Spools
 from sparkdml.runtime.protocol.kept_spools import KeptSpool, assign_ranks
 
@@ -147,3 +148,34 @@ def test_the_spool_of_a_process_that_spark_starts_again_is_removed_with_the_run(
     spools.orphaned(0, 11)
     assert spools.stale() == ("sparkdml-spool-a",)
     assert spools.usable(2) == {}
+
+
+def test_a_run_that_was_cancelled_in_spark_is_not_restarted():
+    error = RuntimeError(
+        "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 5 cancelled as part of "
+        "cancellation of all jobs SQLSTATE: XXKDA\n\tat org.apache.spark"
+    )
+    ended = ended_by_spark(error)
+    assert "cancelled in Spark: Job 5 cancelled as part of cancellation of all jobs" in str(ended)
+    assert isinstance(ended, SparkEndedRun)
+    assert Restarts(9).why_not(ended, 250, 0) == "another attempt would fail in the same way"
+    assert ended_by_spark(RuntimeError("Job aborted due to stage failure")) is None
+
+
+def test_a_dead_driver_jvm_gets_a_sentence():
+    ended = ended_by_spark(ConnectionRefusedError(111, "Connection refused"))
+    assert "the JVM of this session) has ended" in str(ended)
+    assert "Connection refused" in str(ended)
+
+
+def test_what_spark_says_of_a_dead_process_is_told():
+    reason = "its process (pid 7) exited without reporting an error: it was killed, perhaps"
+    lost = WorkerLost(1, "here", reason)
+    assert with_spark_report(lost, None) is lost
+    assert with_spark_report(lost, RuntimeError("Python worker exited unexpectedly")) is lost
+    crashed = RuntimeError("(crashed): Fatal Python error: Segmentation fault\n\n  File x.py")
+    told = with_spark_report(lost, crashed)
+    assert "(pid 7) exited without reporting an error: it crashed (Segmentation fault)" in str(told)
+    assert "File x.py" in told.worker_traceback
+    gone = RuntimeError("x: ExecutorLostFailure (executor 1 exited) Reason: timed out\n\tat y")
+    assert with_spark_report(lost, gone).reason.endswith("its executor was lost (timed out)")
