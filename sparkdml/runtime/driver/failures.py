@@ -134,7 +134,7 @@ def one_line(error: BaseException) -> str:
 
 
 def ended_by_spark(error: Exception) -> SparkEndedRun | None:
-    """What a job's error says of a run that nobody should restart: cancelled, or without a JVM."""
+    """What a job's error says of a run that must not restart: it was cancelled, or lost its JVM."""
     from py4j.protocol import Py4JNetworkError
 
     if isinstance(error, Py4JNetworkError | ConnectionError):
