@@ -23,7 +23,7 @@ from sparkdml.parameter_server.server_task import host_servers
 from sparkdml.parameter_server.wire.seal import JobKey
 from sparkdml.runtime.driver.cluster import find_cluster
 from sparkdml.runtime.driver.launch import launch
-from sparkdml.runtime.driver.preflight import blob_threshold
+from sparkdml.runtime.driver.preflight import must_encrypt_wires
 from sparkdml.runtime.driver.request import LaunchRequest
 from sparkdml.runtime.driver.slots import reserved_slots
 from sparkdml.runtime.protocol.plan import Options
@@ -63,7 +63,7 @@ class ServerGroup:
             slot_timeout=slot_timeout,
             name="sparkdml: server group",
         )
-        must_encrypt = blob_threshold(find_cluster(self._spark).setting) is None
+        must_encrypt = must_encrypt_wires(find_cluster(self._spark).setting)
         self.applications = Applications(num_servers, secrets.token_bytes(32), must_encrypt)
         self._error: BaseException | None = None
         self._reserved = ExitStack()

@@ -28,6 +28,7 @@ from sparkdml.history import History
 from sparkdml.inference import weights as weights_module
 from sparkdml.inference.weights import Weights
 from sparkdml.model import TorchModel
+from sparkdml.runtime.driver import preflight
 from sparkdml.testing.models import TinyClassifier
 from sparkdml.training.modules import build_module
 from sparkdml.training.weights import encode_weights
@@ -429,6 +430,26 @@ def test_large_weights_travel_as_a_file(
     with torch.no_grad():
         next(module.parameters()).zero_()  # the user's copy: nothing else changes
     assert large._weights == small._weights
+
+
+def test_nothing_is_written_where_disks_must_be_encrypted(
+    spark: SparkSession, rows: DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = preflight.session_setting
+    monkeypatch.setattr(
+        preflight,
+        "session_setting",
+        lambda sc, key: "true" if key == "spark.io.encryption.enabled" else asked(sc, key),
+    )
+    monkeypatch.setattr(weights_module, "LARGE_BYTES", 0)
+    monkeypatch.setattr("sparkdml.persistence.objects.LARGE_BYTES", 0)
+    model = fitted(nn.Sequential(nn.Linear(4, 1)), (1,), nn.MSELoss())
+    model.save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    assert model._weights.path is None
+    assert loaded._weights.path is None
+    assert Weights.of(model._weights.content).path is None
+    assert len(tensors(loaded.transform(rows), "prediction")) == rows.count()
 
 
 def test_files_of_weights_go_with_them(monkeypatch: pytest.MonkeyPatch) -> None:

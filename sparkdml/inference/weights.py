@@ -28,7 +28,8 @@ from pyspark import cloudpickle
 from torch import Tensor, nn
 
 from sparkdml.inference.structure import fill
-from sparkdml.runtime.driver.cluster import is_connect
+from sparkdml.runtime.driver.cluster import find_cluster, is_connect
+from sparkdml.runtime.driver.preflight import must_encrypt_disks
 from sparkdml.training.modules import build_module
 from sparkdml.training.plan import ModelSource
 
@@ -78,12 +79,13 @@ class Weights:
             return value
         if isinstance(value, Mapping):
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in value.items()}
-            if sum(tensor.nbytes for tensor in tensors.values()) < LARGE_BYTES:
+            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            if num_bytes < LARGE_BYTES or must_stay_in_memory():
                 return cls(safetensors.torch.save(tensors), None)
             path = new_file()
             safetensors.torch.save_file(tensors, path)
             return cls(None, path)
-        if len(value) < LARGE_BYTES:
+        if len(value) < LARGE_BYTES or must_stay_in_memory():
             return cls(bytes(value), None)
         path = new_file()
         with path.open("wb") as file:
@@ -148,6 +150,14 @@ class Weights:
 def load_aligned(content: bytes) -> dict[str, Tensor]:
     """Copy into torch's own memory: matrix products are faster, and their bits always the same."""
     return {name: tensor.clone() for name, tensor in safetensors.torch.load(content).items()}
+
+
+def must_stay_in_memory() -> bool:
+    """Whether Spark's settings ask that nothing is written as it is: weights go by Spark then."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    return spark is not None and must_encrypt_disks(find_cluster(spark).setting)
 
 
 def new_file() -> Path:

@@ -22,7 +22,13 @@ from pyspark import cloudpickle
 from torch import Tensor, nn
 
 from sparkdml.errors import DataError, SetupError
-from sparkdml.inference.weights import LARGE_BYTES, Weights, file_digest, new_file
+from sparkdml.inference.weights import (
+    LARGE_BYTES,
+    Weights,
+    file_digest,
+    must_stay_in_memory,
+    new_file,
+)
 from sparkdml.persistence.allowed import HOW_TO_MARK, is_known, makes_module, package_of
 from sparkdml.persistence.folder import AnyFolder
 from sparkdml.persistence.permission import (
@@ -220,7 +226,7 @@ class Decoder:
 
     def read_weights(self) -> Weights:
         """Return the trained weights; large ones are never in memory as a whole."""
-        if self._expected(WEIGHTS_FILE)["bytes"] < LARGE_BYTES:
+        if self._expected(WEIGHTS_FILE)["bytes"] < LARGE_BYTES or must_stay_in_memory():
             return Weights.of(self.read(WEIGHTS_FILE))
         path = new_file()
         weights = Weights(None, path)

@@ -237,10 +237,18 @@ def test_nothing_is_left(tmp_path, monkeypatch):
         ({"spark.driver.maxResultSize": "1048576"}, 64 << 10),
         ({"spark.authenticate": "true"}, None),
         ({"spark.network.crypto.enabled": "true"}, None),
+        ({"spark.io.encryption.enabled": "true"}, None),
     ],
 )
 def test_from_which_size_on(settings, expected):
     assert preflight.blob_threshold(settings.get) == expected
+
+
+def test_encryption_on_disk_is_not_asked_of_wires():
+    on_disk = {"spark.io.encryption.enabled": "true"}
+    assert preflight.must_encrypt_disks(on_disk.get)
+    assert not preflight.must_encrypt_wires(on_disk.get)
+    assert not preflight.must_encrypt_disks({"spark.authenticate": "true"}.get)
 
 
 def test_both_ways_in_a_run(spark, monkeypatch):

@@ -62,13 +62,22 @@ def read_settings(setting: Setting) -> dict[str, str]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+def must_encrypt_wires(setting: Setting) -> bool:
+    settings = read_settings(setting)
+    return any(_is_true(settings, key) for key in _OPEN_WIRES_REFUSED)
+
+
+def must_encrypt_disks(setting: Setting) -> bool:
+    """Whether nothing may be written as it is; what Spark itself writes is encrypted then."""
+    return _is_true(read_settings(setting), "spark.io.encryption.enabled")
+
+
 def blob_threshold(setting: Setting) -> int | None:
     """The size in bytes from which blobs bypass Spark's channels; None where they never may.
 
     A result must stay well below spark.driver.maxResultSize, which counts those of all tasks.
     """
-    settings = read_settings(setting)
-    if any(_is_true(settings, key) for key in _OPEN_WIRES_REFUSED):
+    if must_encrypt_wires(setting) or must_encrypt_disks(setting):
         return None
     limit = _bytes(setting("spark.driver.maxResultSize") or "1g")
     return min(BLOB_BYTES, limit // 16) if limit else BLOB_BYTES

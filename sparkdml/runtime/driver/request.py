@@ -16,7 +16,7 @@ from sparkdml.feed.feed import FeedPlan
 from sparkdml.network.connection import Message
 from sparkdml.runtime.driver.checkpointed_run import CheckpointedRun
 from sparkdml.runtime.driver.cluster import Cluster
-from sparkdml.runtime.driver.preflight import blob_threshold
+from sparkdml.runtime.driver.preflight import blob_threshold, must_encrypt_wires
 from sparkdml.runtime.driver.spools import Spools
 from sparkdml.runtime.protocol.kept_spools import KeptSpool
 from sparkdml.runtime.protocol.plan import Options
@@ -74,6 +74,7 @@ class SubmissionContext:
     kept_spools: Mapping[int, KeptSpool]  # by rank
     driver_service: DriverService | None
     blob_bytes: int | None  # None: Spark's settings ask for encryption, so blobs go by Spark only
+    must_encrypt: bool  # on the wires
 
     @property
     def leader(self) -> Role:
@@ -120,4 +121,5 @@ def begin_submission(
         kept_spools={} if spools is None else spools.usable(leader.count),
         driver_service=service,
         blob_bytes=blob_threshold(cluster.setting),
+        must_encrypt=must_encrypt_wires(cluster.setting),
     )

@@ -123,7 +123,7 @@ def plan_leader(context: SubmissionContext, servers: Servers) -> Plan:
         # What is to be merged on executors can't lie at the driver.
         blob_bytes=sys.maxsize if request.merge is not None else context.blob_bytes or 0,
         secret=secrets.token_bytes(32) if shared is None else shared.secret,
-        must_encrypt=context.blob_bytes is None,
+        must_encrypt=context.must_encrypt,
         counts_rows=data is not None and not is_rdd(data) and not context.cluster.reports_facts,
     )
 
