@@ -30,8 +30,8 @@ import sparkdml as dml
 from benchmarks.ratios import Spread
 from benchmarks.session import prepare_environment, start_session
 from benchmarks.workloads import SEED, WORKERS
+from sparkdml.programs.base import read_columns
 from sparkdml.programs.factorisation import factorise, predict
-from sparkdml.programs.rows import read_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,8 +20,8 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
 import sparkdml as dml
+from sparkdml.programs.base import read_columns
 from sparkdml.programs.lda import fit_lda
-from sparkdml.programs.rows import read_columns
 
 SUBJECTS = (
     "sail ship wind wave harbour captain anchor storm deck rope island crew",

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from sparkdml.parameter_server.consistency import BSP as BSP
     from sparkdml.parameter_server.consistency import SSP as SSP
     from sparkdml.parameter_server.consistency import TAP as TAP
+    from sparkdml.parameter_server.consistency import Expulsion as Expulsion
     from sparkdml.parameter_server.downpour import Downpour as Downpour
-    from sparkdml.parameter_server.expulsion import Expulsion as Expulsion
     from sparkdml.parameter_server.hybrid import Hybrid as Hybrid
     from sparkdml.parameter_server.kvstore.serving import WithStore as WithStore
     from sparkdml.parameter_server.kvstore.store import KVStore as KVStore
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from sparkdml.strategies.adaptive_balance import AdaptiveBalance as AdaptiveBalance
     from sparkdml.strategies.allreduce import AllReduce as AllReduce
     from sparkdml.strategies.averaging import Averaging as Averaging
-    from sparkdml.strategies.backup_workers.strategy import BackupWorkers as BackupWorkers
+    from sparkdml.strategies.backup_workers import BackupWorkers as BackupWorkers
     from sparkdml.strategies.base import Strategy as Strategy
     from sparkdml.strategies.decentralized.ad_psgd import ADPSGD as ADPSGD
     from sparkdml.strategies.decentralized.gossip import Gossip as Gossip
@@ -104,7 +104,7 @@ _HOMES = {
     "Averaging": "sparkdml.strategies.averaging",
     "BF16": "sparkdml.compression.half",
     "BSP": "sparkdml.parameter_server.consistency",
-    "BackupWorkers": "sparkdml.strategies.backup_workers.strategy",
+    "BackupWorkers": "sparkdml.strategies.backup_workers",
     "BestModel": "sparkdml.training.callbacks",
     "BlockMomentum": "sparkdml.strategies.local.block_momentum",
     "Callback": "sparkdml.training.callbacks",
@@ -120,7 +120,7 @@ _HOMES = {
     "DryRunError": "sparkdml.errors",
     "EarlyStopping": "sparkdml.training.callbacks",
     "ExportError": "sparkdml.errors",
-    "Expulsion": "sparkdml.parameter_server.expulsion",
+    "Expulsion": "sparkdml.parameter_server.consistency",
     "FP16": "sparkdml.compression.half",
     "Gossip": "sparkdml.strategies.decentralized.gossip",
     "GradientMonitor": "sparkdml.training.callbacks",

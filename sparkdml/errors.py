@@ -1,4 +1,7 @@
-"""Every exception class that sparkdml raises. All of them can be pickled."""
+"""Every exception class that sparkdml raises, and checks of arguments that raise them.
+
+All exceptions can be pickled. The checks are pure; each raises a ParameterError.
+"""
 
 from __future__ import annotations
 
@@ -119,3 +122,15 @@ class WorkerError(SparkDMLError, RuntimeError):
 
 class WorkerLost(WorkerError):
     """A worker's process died or stopped responding, so there is no traceback from it."""
+
+
+def check_whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ParameterError(name, value, f"a whole number of at least {least}")
+    return value
+
+
+def check_seconds(name: str, value: float, or_zero: bool = False) -> float:
+    if not (value > 0 or (or_zero and value == 0)):
+        raise ParameterError(name, value, "0 or more seconds" if or_zero else "more than 0 seconds")
+    return value

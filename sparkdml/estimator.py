@@ -17,8 +17,7 @@ from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.dry_run import try_rows
 from sparkdml.errors import ParameterError
 from sparkdml.feed.plan import FeedPlan, FeedWishes, plan_feed
-from sparkdml.fitting.check import check_run
-from sparkdml.fitting.fit import Fit, Fitted
+from sparkdml.fitting.fit import Fit, Fitted, check_run
 from sparkdml.history import History
 from sparkdml.model import TorchModel
 from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT

@@ -17,7 +17,7 @@ _RECORDED = {
     "sparkdml.parameter_server.consistency:SSP": "sparkdml.server.consistency.ssp",
     "sparkdml.parameter_server.consistency:TAP": "sparkdml.server.consistency.tap",
     "sparkdml.parameter_server.downpour:Downpour": "sparkdml.strategies.downpour",
-    "sparkdml.parameter_server.expulsion:Expulsion": "sparkdml.server.consistency.expulsion",
+    "sparkdml.parameter_server.consistency:Expulsion": "sparkdml.server.consistency.expulsion",
     "sparkdml.parameter_server.filters:Largest": "sparkdml.server.filters",
     "sparkdml.parameter_server.filters:Significant": "sparkdml.server.filters",
     "sparkdml.parameter_server.hybrid:Hybrid": "sparkdml.strategies.hybrid",
@@ -28,9 +28,6 @@ _RECORDED = {
     "sparkdml.parameter_server.optimizers:SGD": "sparkdml.server.optimizers",
     "sparkdml.parameter_server.strategy:ParameterServer": "sparkdml.strategies.parameter_server",
     "sparkdml.server_group:ServerGroup": "sparkdml.serving.group",
-    "sparkdml.strategies.backup_workers.strategy:BackupWorkers": (
-        "sparkdml.strategies.backup_workers"
-    ),
     "sparkdml.strategies.decentralized.ad_psgd:ADPSGD": "sparkdml.strategies.ad_psgd",
     "sparkdml.strategies.decentralized.gossip:Gossip": "sparkdml.strategies.gossip",
     "sparkdml.strategies.local.block_momentum:BlockMomentum": "sparkdml.strategies.block_momentum",

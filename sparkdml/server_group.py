@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from sparkdml.checks import check_whole
+from sparkdml.errors import check_whole
 from sparkdml.network.timeouts import SERVER_GROUP_LEAVE_SECONDS
 from sparkdml.parameter_server.application import Applications
 from sparkdml.parameter_server.config import ServerConfig

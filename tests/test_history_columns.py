@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import sparkdml as dml
-from sparkdml.fitting.check import check_run
+from sparkdml.fitting.fit import check_run
 from sparkdml.history_columns import COLUMNS, EVERY_FIT, check_columns, check_metric
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.strategies.base import Strategy

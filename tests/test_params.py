@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import sparkdml as dml
-from sparkdml.params.converters import flag
 from sparkdml.params.param import (
     BY_LONE_WORKERS,
     BY_OWN_STEPS,
@@ -12,6 +11,7 @@ from sparkdml.params.param import (
     AccessibleParams,
     Fingerprint,
     definitions,
+    flag,
     param,
 )
 

@@ -21,8 +21,7 @@ from sparkdml.checkpoint.lineage import Lineage
 from sparkdml.checkpoint.manifest import Manifest
 from sparkdml.checkpoint.policy import Interval, check_failure_seconds, parse_every
 from sparkdml.checkpoint.stores.base import CheckpointStore
-from sparkdml.checkpoint.stores.given import GivenPlace, check_store
-from sparkdml.checkpoint.stores.places import StoreAccess, resolve_place
+from sparkdml.checkpoint.stores.places import GivenPlace, StoreAccess, check_store, resolve_place
 from sparkdml.checkpoint.stores.urls import split_password
 from sparkdml.errors import CheckpointError, ParameterError
 from sparkdml.session import find_session

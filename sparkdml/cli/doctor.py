@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO
 
-from sparkdml.cli.checks import horovod, machine, software, workers
-from sparkdml.cli.checks.base import Check
+from sparkdml.cli.checks import Check, horovod, machine, software, workers
 from sparkdml.cli.terminal import Colour, paint
 
 _COLOURS: dict[str, Colour] = {"ok": "green", "warn": "yellow", "FAIL": "red"}

@@ -1,24 +1,77 @@
-"""The communicator's interface, its value types, and reduction in rank order.
+"""The communicator's interface, its value types, the checks of its arguments, and counted traffic.
 
 Conventions: a trailing underscore means that the tensor is changed in place. Every rank of a
 communicator calls the same collectives in the same order. Reductions add in an order that does not
 depend on timing, so two runs give the same bits. A communicator lives in a worker and is used from
-one thread, unless it says otherwise.
+one thread, unless it says otherwise. Arguments are checked alike for every backend.
+
+Traffic is the bytes and messages that a rank sends. Our own protocols count each message when it is
+sent. The internals of Horovod, gloo and NCCL are not visible, so their collectives count what the
+algorithm moves: a ring for reductions and gathers, a chain for broadcasts. Threads count as if they
+were processes. `dml.compare` shows these numbers.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from sparkdml.comm.traffic import Traffic
+from sparkdml.errors import ParameterError
+
+
+class Traffic:
+    """The sums of one rank; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = self._messages = 0
+        self._taken = (0, 0)
+
+    def sent(self, num_bytes: int, messages: int = 1) -> None:
+        """Count bytes and messages that were or are about to be sent."""
+        with self._lock:
+            self._bytes += num_bytes
+            self._messages += messages
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def messages(self) -> int:
+        return self._messages
+
+    def take(self) -> tuple[int, int]:
+        """Return the bytes and messages since the last call."""
+        with self._lock:
+            now, before = (self._bytes, self._messages), self._taken
+            self._taken = now
+        return now[0] - before[0], now[1] - before[1]
+
+    def allreduced(self, num_bytes: int, size: int) -> None:
+        """Count a ring: a reduce-scatter, then an allgather, of one n-th at a time."""
+        self.sent(2 * num_bytes * (size - 1) // size, 2 * (size - 1))
+
+    def broadcasted(self, num_bytes: int, size: int) -> None:
+        """Count a chain, where every rank but the last forwards the data: the mean over ranks."""
+        self.sent(num_bytes * (size - 1) // size, int(size > 1))
+
+    def gathered(self, own_bytes: int, size: int) -> None:
+        """Count a ring, where each piece visits every rank, as if all had this one's length."""
+        self.sent(own_bytes * (size - 1), size - 1)
+
+    def scattered(self, num_bytes: int, size: int) -> None:
+        """Count one part sent to each other rank."""
+        self.sent(num_bytes * (size - 1) // size, size - 1)
+
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
@@ -234,3 +287,68 @@ def members(colors: Sequence[int], keys: Sequence[int], rank: int) -> list[int]:
     """Return the ranks with this rank's color, ordered by key, then by rank."""
     mine = [other for other, color in enumerate(colors) if color == colors[rank]]
     return sorted(mine, key=lambda other: (keys[other], other))
+
+
+REDUCE_OPS: tuple[str, ...] = get_args(ReduceOp)
+
+
+def check_reduction(tensor: Tensor, op: str) -> None:
+    if op not in REDUCE_OPS:
+        raise ParameterError("op", op, f"one of {', '.join(REDUCE_OPS)}")
+    dtype = tensor.dtype
+    if dtype.is_floating_point:
+        return
+    if dtype == torch.bool:
+        raise ParameterError("tensor.dtype", dtype, "a numeric dtype", "Use uint8 with min or max.")
+    if dtype.is_complex:
+        raise ParameterError("tensor.dtype", dtype, "real", "Reduce torch.view_as_real(tensor).")
+    if dtype in (torch.uint32, torch.uint64):
+        raise ParameterError("tensor.dtype", dtype, "a signed or small integer dtype", "Use int64.")
+    if op == "mean":
+        raise ParameterError(
+            "tensor.dtype", dtype, "floating point for op='mean'", "Convert it, or use op='sum'."
+        )
+
+
+def check_scatterable(tensor: Tensor) -> None:
+    if tensor.dim() == 0:
+        raise ParameterError(
+            "tensor", "a tensor without dimensions", "a tensor with at least one dimension"
+        )
+
+
+def check_rank(parameter: str, value: int, size: int) -> None:
+    if not 0 <= value < size:
+        raise ParameterError(parameter, value, f"a rank from 0 to {size - 1}")
+
+
+def check_peer(parameter: str, value: int, rank: int, size: int) -> None:
+    if not 0 <= value < size or value == rank:
+        allowed = f"a rank from 0 to {size - 1} other than this one ({rank})"
+        raise ParameterError(parameter, value, allowed)
+
+
+def check_one_for_each_rank(tensors: Sequence[Tensor], size: int) -> None:
+    if len(tensors) != size:
+        allowed = f"one tensor for each of the {size} ranks"
+        raise ParameterError("tensors", f"{len(tensors)} tensors", allowed)
+
+
+def check_one_dtype(tensors: Sequence[Tensor]) -> None:
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        found = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        raise ParameterError("tensors", found, "of one dtype")
+
+
+def check_scattered(tensors: Sequence[Tensor] | None, rank: int, size: int, root: int) -> None:
+    """Check that the root passes one tensor per rank, and the other ranks None."""
+    check_rank("root", root, size)
+    if rank != root:
+        if tensors is not None:
+            raise ParameterError("tensors", tensors, f"None on every rank but the root ({root})")
+        return
+    if tensors is None:
+        raise ParameterError("tensors", None, f"one tensor for each rank on the root ({root})")
+    check_one_for_each_rank(tensors, size)
+    check_one_dtype(tensors)

@@ -13,8 +13,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparkdml.comm import arguments
-from sparkdml.comm.base import Communicator, ReduceOp, Work, members, reduce_in_rank_order
+from sparkdml.comm.base import (
+    Communicator,
+    ReduceOp,
+    Work,
+    check_one_dtype,
+    check_one_for_each_rank,
+    check_rank,
+    check_reduction,
+    check_scatterable,
+    check_scattered,
+    members,
+    reduce_in_rank_order,
+)
 from sparkdml.comm.layout import (
     LAYOUT_LENGTH,
     Layout,
@@ -85,7 +96,7 @@ class ComposedCommunicator(Communicator):
         return tensor.dtype in self.native_dtypes
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
-        arguments.check_reduction(tensor, op)
+        check_reduction(tensor, op)
         if tensor.numel() == 0:
             return Done()
         target = tensor.detach() if tensor.requires_grad else tensor
@@ -101,7 +112,7 @@ class ComposedCommunicator(Communicator):
         return _Reduction(self._start_allreduce(buffer, "sum"), buffer, target, self.size)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         if tensor.numel() > 0:
             self.traffic.broadcasted(tensor.nbytes, self.size)
             target = tensor.detach()
@@ -128,8 +139,8 @@ class ComposedCommunicator(Communicator):
     def alltoall(
         self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
     ) -> list[Tensor]:
-        arguments.check_one_for_each_rank(tensors, self.size)
-        arguments.check_one_dtype(tensors)
+        check_one_for_each_rank(tensors, self.size)
+        check_one_dtype(tensors)
         outgoing = [Layout.of(tensor) for tensor in tensors]
         if lengths is None:
             incoming = self._exchange_layouts(outgoing)
@@ -150,8 +161,8 @@ class ComposedCommunicator(Communicator):
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         # Each rank receives all contributions to its own part and adds them in rank order. That
         # sends as much as a ring, in one step instead of size - 1, for any dtype, op and shape.
-        arguments.check_reduction(tensor, op)
-        arguments.check_scatterable(tensor)
+        check_reduction(tensor, op)
+        check_scatterable(tensor)
         parts = torch.tensor_split(tensor.detach().contiguous(), self.size)
         mine = Layout.of(parts[self.rank])
         words = to_words(tensor)
@@ -163,11 +174,11 @@ class ComposedCommunicator(Communicator):
         return reduce_in_rank_order(_cut(words, [mine] * self.size), op)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         return self.allreduce_(tensor, op)
 
     def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         layouts = self._layouts_of_all_ranks(tensor)
         nothing = [0] * self.size
         send_counts, receive_counts = list(nothing), nothing
@@ -180,7 +191,7 @@ class ComposedCommunicator(Communicator):
         return _cut(words, layouts) if self.rank == root else None
 
     def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
-        arguments.check_scattered(tensors, self.rank, self.size, root)
+        check_scattered(tensors, self.rank, self.size, root)
         table = torch.zeros(self.size, LAYOUT_LENGTH, dtype=torch.int64)
         if tensors is not None:
             table = torch.tensor([Layout.of(tensor).encode() for tensor in tensors])

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import Communicator, ReduceOp, Work, World
 from sparkdml.comm.composed import ComposedCommunicator
 from sparkdml.comm.environment import HOROVOD_DEFAULTS, process_environment, temporary_environment
 from sparkdml.comm.torch import TorchCommunicator
-from sparkdml.comm.torch_groups import connect_store, make_groups
+from sparkdml.comm.torch_groups import Alarm, connect_store, make_groups
 from sparkdml.errors import CommunicationError, SetupError
 from sparkdml.network.timeouts import ALARM_LOOK_SECONDS, ARRIVAL_TIMEOUT_SECONDS
 

@@ -18,15 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparkdml.comm import arguments
-from sparkdml.comm.alarm import Alarm
-from sparkdml.comm.base import PointToPoint, ReduceOp, Work, World
+from sparkdml.comm.base import PointToPoint, ReduceOp, Traffic, Work, World, check_peer
 from sparkdml.comm.composed import ComposedCommunicator
 from sparkdml.comm.environment import temporary_environment
 from sparkdml.comm.layout import in_memory, to_words
 from sparkdml.comm.mpi_names import INSTALL_MPI, SERVER_KEY, open_mpi_settings, why_no_mpi
-from sparkdml.comm.torch_groups import connect_store
-from sparkdml.comm.traffic import Traffic
+from sparkdml.comm.torch_groups import Alarm, connect_store
 from sparkdml.errors import CommunicationError, SetupError
 from sparkdml.network.timeouts import ALARM_LOOK_SECONDS, ARRIVAL_TIMEOUT_SECONDS
 
@@ -184,18 +181,18 @@ class MPIMessages:
         return self._receive(tensor, self._mpi.ANY_SOURCE if source is None else source, tag)
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
-        arguments.check_peer("to", to, self._comm.Get_rank(), self._comm.Get_size())
+        check_peer("to", to, self._comm.Get_rank(), self._comm.Get_size())
         self._traffic.sent(tensor.nbytes)
         words = to_words(tensor)
         return MPIWork(self._mpi, self._comm.Isend(_array(words), to, tag), self._alarm, words)
 
     def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        arguments.check_peer("source", source, self._comm.Get_rank(), self._comm.Get_size())
+        check_peer("source", source, self._comm.Get_rank(), self._comm.Get_size())
         return _Receiving(self, tensor, source, tag)
 
     def _receive(self, tensor: Tensor, source: int, tag: int) -> int:
         if source != self._mpi.ANY_SOURCE:
-            arguments.check_peer("source", source, self._comm.Get_rank(), self._comm.Get_size())
+            check_peer("source", source, self._comm.Get_rank(), self._comm.Get_size())
         work = _Receiving(self, tensor, source, tag)
         work.wait()
         return work.source

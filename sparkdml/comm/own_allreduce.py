@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from sparkdml.comm import arguments
-from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
+from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Traffic, Work, check_reduction
 from sparkdml.comm.composed import Done
 from sparkdml.comm.in_order import InOrder
 from sparkdml.comm.layout import in_memory
-from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError
 
 
@@ -115,7 +113,7 @@ class OwnAllreduce(DelegatingCommunicator):
         self._order.finish()
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
-        arguments.check_reduction(tensor, op)
+        check_reduction(tensor, op)
         self._check_open()
         if not self.takes(tensor):
             return super().allreduce_async_(tensor, op)
@@ -124,7 +122,7 @@ class OwnAllreduce(DelegatingCommunicator):
         return self._order.begin(lambda: self._reduce_(tensor, op))
 
     def allreduce_(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        arguments.check_reduction(tensor, op)
+        check_reduction(tensor, op)
         self._check_open()
         if not self.takes(tensor):
             self._order.finish()

@@ -21,9 +21,9 @@ from types import TracebackType
 
 from torch._C._distributed_c10d import TCPStore
 
-from sparkdml.comm.alarm import Alarm
-from sparkdml.comm.interface import interface_towards
+from sparkdml.comm.torch_groups import Alarm
 from sparkdml.errors import SetupError
+from sparkdml.network.connection import interface_towards
 from sparkdml.network.listener import bind
 from sparkdml.network.timeouts import KEY_VALUE_HOLD_SECONDS, KEY_VALUE_REQUEST_SECONDS
 

@@ -7,8 +7,17 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from sparkdml.comm import arguments
-from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
+from sparkdml.comm.base import (
+    Communicator,
+    PointToPoint,
+    ReduceOp,
+    Work,
+    check_one_for_each_rank,
+    check_rank,
+    check_reduction,
+    check_scatterable,
+    check_scattered,
+)
 from sparkdml.comm.layout import known_layouts
 from sparkdml.errors import ParameterError
 
@@ -45,11 +54,11 @@ class SingleCommunicator(Communicator):
     size = 1
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
-        arguments.check_reduction(tensor, op)
+        check_reduction(tensor, op)
         return _Done()
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         return tensor
 
     def allgather(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
@@ -60,24 +69,24 @@ class SingleCommunicator(Communicator):
     def alltoall(
         self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
     ) -> list[Tensor]:
-        arguments.check_one_for_each_rank(tensors, self.size)
+        check_one_for_each_rank(tensors, self.size)
         return self.allgather(tensors[0], lengths)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        arguments.check_reduction(tensor, op)
-        arguments.check_scatterable(tensor)
+        check_reduction(tensor, op)
+        check_scatterable(tensor)
         return tensor.detach().clone()
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         return self.allreduce_(tensor, op)
 
     def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         return [tensor.detach().clone()]
 
     def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
-        arguments.check_scattered(tensors, self.rank, self.size, root)
+        check_scattered(tensors, self.rank, self.size, root)
         assert tensors is not None
         return tensors[0].detach().clone()
 

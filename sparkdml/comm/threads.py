@@ -15,17 +15,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sparkdml.comm import arguments
 from sparkdml.comm.base import (
     Communicator,
     PointToPoint,
     ReduceOp,
+    Traffic,
     Work,
+    check_one_dtype,
+    check_one_for_each_rank,
+    check_peer,
+    check_rank,
+    check_reduction,
+    check_scatterable,
+    check_scattered,
     members,
     reduce_in_rank_order,
 )
 from sparkdml.comm.layout import Layout, check_alike, known_layouts
-from sparkdml.comm.traffic import Traffic
 from sparkdml.errors import CommunicationError, ParameterError
 
 Result = TypeVar("Result")
@@ -271,13 +277,13 @@ class ThreadsCommunicator(Communicator):
         return self._begin(call, value)()
 
     def allreduce_async_(self, tensor: Tensor, op: ReduceOp = "sum") -> Work:
-        arguments.check_reduction(tensor, op)
+        check_reduction(tensor, op)
         self.traffic.allreduced(tensor.nbytes, self.size)
         call = f"allreduce({_describe(tensor)}, {op})"
         return _Pending(self._begin(call, _copy(tensor)), tensor.detach(), op)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         self.traffic.broadcasted(tensor.nbytes, self.size)
         call = f"broadcast({_describe(tensor)}, root={root})"
         values = self._exchange(call, _copy(tensor) if self.rank == root else None)
@@ -296,8 +302,8 @@ class ThreadsCommunicator(Communicator):
     def alltoall(
         self, tensors: Sequence[Tensor], lengths: Sequence[int] | None = None
     ) -> list[Tensor]:
-        arguments.check_one_for_each_rank(tensors, self.size)
-        arguments.check_one_dtype(tensors)
+        check_one_for_each_rank(tensors, self.size)
+        check_one_dtype(tensors)
         call, expected = "alltoall", None
         if lengths is not None:
             check_alike([Layout.of(tensor) for tensor in tensors])
@@ -314,25 +320,25 @@ class ThreadsCommunicator(Communicator):
         return received
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        arguments.check_reduction(tensor, op)
-        arguments.check_scatterable(tensor)
+        check_reduction(tensor, op)
+        check_scatterable(tensor)
         self.traffic.scattered(tensor.nbytes, self.size)
         values = self._exchange(f"reduce_scatter({_describe(tensor)}, {op})", _copy(tensor))
         parts = [torch.tensor_split(value, self.size)[self.rank] for value in values]
         return reduce_in_rank_order(parts, op)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         return self.allreduce_(tensor, op)
 
     def gather(self, tensor: Tensor, root: int = 0) -> list[Tensor] | None:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         self.traffic.sent(tensor.nbytes if self.rank != root else 0, int(self.rank != root))
         values = self._gather(f"gather(root={root})", tensor)
         return values if self.rank == root else None
 
     def scatter(self, tensors: Sequence[Tensor] | None, root: int = 0) -> Tensor:
-        arguments.check_scattered(tensors, self.rank, self.size, root)
+        check_scattered(tensors, self.rank, self.size, root)
         value = None if tensors is None else [_copy(tensor) for tensor in tensors]
         if self.rank == root and tensors is not None:
             self._count_sent(tensors)
@@ -394,7 +400,7 @@ class _Messages:
         self._me, self._traffic = ranks[rank], traffic
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
-        arguments.check_peer("to", to, self._rank, len(self._ranks))
+        check_peer("to", to, self._rank, len(self._ranks))
         self._traffic.sent(tensor.nbytes)
         self._hub.post(self._group, self._me, to=self._ranks[to], tag=tag, tensor=_copy(tensor))
 
@@ -412,7 +418,7 @@ class _Messages:
         return _Sent()
 
     def irecv_(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        arguments.check_peer("source", source, self._rank, len(self._ranks))
+        check_peer("source", source, self._rank, len(self._ranks))
         who = self._ranks[source]
         number = self._hub.claim(self._group, who, self._me, tag)
         return _Receiving(

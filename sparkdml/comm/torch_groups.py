@@ -1,7 +1,12 @@
-"""torch's process groups, one per kind of device, created on the driver's store.
+"""torch's process groups, one per kind of device, and a run's alarm: both on the driver's store.
 
-They are called directly, not through the functions of `torch.distributed`, whose checks and
+Groups are called directly, not through the functions of `torch.distributed`, whose checks and
 dispatcher slow down small allreduces.
+
+When a process dies, gloo raises in the ranks that were reading from it. In a ring of three or more,
+the others would wait for a neighbour that has already failed, until a time-out of minutes. So the
+rank that notices a failure writes it to the driver's TCPStore, and waiting ranks poll that key. The
+driver writes there too when a worker hangs.
 """
 
 from __future__ import annotations
@@ -14,11 +19,37 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import World
 from sparkdml.comm.environment import temporary_environment
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.network.timeouts import COLLECTIVE_SECONDS
+
+_KEY = "sparkdml/alarm"
+
+
+class Alarm:
+    """The alarm of a run; `store` is the driver's, without a prefix."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def sound(self, reason: str) -> None:
+        """Notify all ranks; the first reason is kept. Never raises, as it is called on an error."""
+        try:
+            self._store.compare_set(_KEY, "", reason)
+        except RuntimeError:
+            return  # The store closed with the driver, so no rank is left to notify.
+
+    def check(self) -> None:
+        """Raise CommunicationError if a rank or the driver has sounded the alarm."""
+        try:
+            if not self._store.check([_KEY]):
+                return
+            reason = self._store.get(_KEY).decode()
+        except RuntimeError as error:
+            raise CommunicationError("the driver's store is gone") from error
+        raise CommunicationError(f"the run failed: {reason}")
+
 
 # torch's default. A lost peer is noticed at once, as its sockets close, and a hanging one by the
 # driver; a collective that waits for a slow rank must not fail.

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from sparkdml.comm.alarm import Alarm
-from sparkdml.comm.torch_groups import Groups
+from sparkdml.comm.torch_groups import Alarm, Groups
 from sparkdml.errors import CommunicationError
 from sparkdml.network.timeouts import ALARM_LOOK_SECONDS
 

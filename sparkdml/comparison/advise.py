@@ -19,7 +19,7 @@ from sparkdml.runtime.driver.launch import launch
 from sparkdml.runtime.driver.request import LaunchRequest
 from sparkdml.runtime.worker.context import NO_ROWS
 from sparkdml.runtime.worker.tracing import open_wire
-from sparkdml.training.step_context import StepContext
+from sparkdml.training.plan import StepContext
 from sparkdml.training.task import Task, TaskPlan
 
 if TYPE_CHECKING:

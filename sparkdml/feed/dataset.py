@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from sparkdml.checks import check_whole
-from sparkdml.errors import ParameterError
+from sparkdml.errors import ParameterError, check_whole
 from sparkdml.feed.batch import Batch
 from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Feed

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sparkdml.comm.traffic import Traffic
+from sparkdml.comm.base import Traffic
 from sparkdml.errors import ParameterError
 from sparkdml.feed.agreement import Worker, exchange
 from sparkdml.feed.batch import Batch, join

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparkdml.comm.traffic import Traffic
+from sparkdml.comm.base import Traffic
 from sparkdml.errors import CommunicationError
 from sparkdml.feed.batch import join
 from sparkdml.feed.order import Ints

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sparkdml.checks import check_whole
-from sparkdml.errors import DataError, ParameterError
+from sparkdml.errors import DataError, ParameterError, check_whole
 from sparkdml.runtime.api import run
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from sparkdml.errors import CommunicationError, ParameterError
-from sparkdml.network.connection import Connection
-from sparkdml.network.handshake import HandshakeError, ListenerHandshake
+from sparkdml.network.connection import Connection, HandshakeError, ListenerHandshake
 from sparkdml.network.timeouts import LISTENER_CLOSE_SECONDS, Timeouts
 
 logger = logging.getLogger(__name__)

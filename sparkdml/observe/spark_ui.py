@@ -2,9 +2,10 @@
 
 Runs in the driver. `SparkUi` is an observer: the observers' thread hands it events, which it merges
 into an `EventBatch` as `observe.events` says, and a thread of its own, which lives as long as the
-run, posts them to Spark's JVM through py4j. Nothing here can harm a run: only that thread waits for
-the JVM, the events that wait for it are bounded in number, and where there can be no tab one
-warning says why.
+run, posts them to Spark's JVM through py4j. The same thread loads sparkdml-ui.jar into the JVM,
+where it is not loaded yet; the Java object behind the tab belongs to the application, and lives as
+long. Nothing here can harm a run: only that thread waits for the JVM, the events that wait for it
+are bounded in number, and where there can be no tab one warning says why.
 """
 
 from __future__ import annotations
@@ -15,11 +16,81 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sparkdml.observe.events import EVENTS
 from sparkdml.observe.observers import Event
-from sparkdml.observe.ui_jar import NoTrainingTab, attach
+
+_CLASS = "io.sparkdml.ui.TrainingUi"
+
+
+class NoTrainingTab(Exception):
+    """The reason why there can't be a Training tab. It never keeps a run from training."""
+
+
+def jar_path() -> Path:
+    """The jar inside the installed package, or in the checkout beside it."""
+    package = Path(__file__).parents[1]
+    for folder in (package / "jars", package.parent / "jars"):
+        if (folder / "sparkdml-ui.jar").is_file():
+            return folder / "sparkdml-ui.jar"
+    raise NoTrainingTab(f"{package / 'jars' / 'sparkdml-ui.jar'} is missing; reinstall sparkdml")
+
+
+def attach(spark: Any) -> Any:
+    """The Java object that posts events, for this session's application; always the same one."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise NoTrainingTab(
+            "Spark Connect gives no access to the driver's JVM; train in a classic session to see "
+            "runs in the tab"
+        )
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        context = spark.sparkContext
+        jvm = context._jvm
+        if not _is_loaded(jvm):
+            _add_to_class_path(jvm, jar_path())
+        return jvm.io.sparkdml.ui.TrainingUi.attach(context._jsc.sc())
+    except Py4JJavaError as error:
+        raise NoTrainingTab(
+            f"sparkdml-ui.jar does not fit Spark {context.version}: {error.java_exception}"
+        ) from error
+    except PySparkException as error:  # pyspark converts some Java exceptions
+        raise NoTrainingTab(
+            f"sparkdml-ui.jar does not fit Spark {context.version}: {error}"
+        ) from error
+    except (Py4JError, TypeError, AttributeError) as error:
+        # TypeError: the class isn't there, so py4j took its name for a package.
+        raise NoTrainingTab(f"Spark's JVM could not load sparkdml-ui.jar: {error}") from error
+
+
+def _is_loaded(jvm: Any) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        jvm.java.lang.Class.forName(_CLASS, True, loader)
+    except Py4JJavaError:  # ClassNotFoundException
+        return False
+    return True
+
+
+def _add_to_class_path(jvm: Any, jar: Path) -> None:
+    """Add the jar to Spark's own class loader, as --jars does, which is possible at any time."""
+    mutable = jvm.java.lang.Class.forName("org.apache.spark.util.MutableURLClassLoader")
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    while loader is not None and not mutable.isInstance(loader):
+        loader = loader.getParent()
+    if loader is None:
+        raise NoTrainingTab(
+            f"this JVM can't load a jar after its start. Start it with --jars {jar} "
+            "--conf spark.plugins=io.sparkdml.ui.TrainingPlugin"
+        )
+    loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+
 
 MOST_LOSSES = 100  # a post
 MOST_LOSSES_WAITING = 1_000

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from sparkdml.errors import ParameterError
-from sparkdml.parameter_server.consistency import Consistency
-from sparkdml.parameter_server.expulsion import Expulsion
+from sparkdml.parameter_server.consistency import Consistency, Expulsion
 from sparkdml.parameter_server.optimizers import SGD, Adagrad, Adam, Updater
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from sparkdml.errors import ParameterError
 from sparkdml.network.timeouts import SERVER_BEAT_SECONDS, SERVER_REQUEST_SECONDS, Timeouts
-from sparkdml.parameter_server.consistency import ASP, BSP, Consistency
-from sparkdml.parameter_server.expulsion import Expulsion
+from sparkdml.parameter_server.consistency import ASP, BSP, Consistency, Expulsion
 from sparkdml.parameter_server.filters import Filter
 from sparkdml.parameter_server.partition import PART_BYTES
 from sparkdml.parameter_server.wire.seal import JobKey

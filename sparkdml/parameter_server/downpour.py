@@ -19,7 +19,7 @@ from torch import Tensor
 from sparkdml.errors import ParameterError
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.consistency import TAP
-from sparkdml.parameter_server.model_pull import SUMS
+from sparkdml.parameter_server.model_tables import SUMS
 from sparkdml.parameter_server.optimizers import Adagrad, Add, Updater
 from sparkdml.parameter_server.progress import mark_of_step
 from sparkdml.parameter_server.strategy import ParameterServer

@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkdml.network.timeouts import Timeouts
 from sparkdml.parameter_server.config import ServerConfig
-from sparkdml.parameter_server.expulsion import Watch
+from sparkdml.parameter_server.consistency import Watch
 from sparkdml.parameter_server.view import Member, View
 
 

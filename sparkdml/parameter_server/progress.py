@@ -1,22 +1,36 @@
-"""A worker's progress, kept on the servers, so that each batch counts once despite restarts.
+"""Where a worker is: its progress, kept on the servers, and whether it is in step with the others.
 
 A step is pushed to several tables, whose parts lie on several servers, and a worker may die between
 any two of these pushes. So all pushes of a step bear the step's mark, which keeps growing after a
-restart, and a part accepts each mark once (see `stored_partition.py`). A restarted worker
-repeats the last step that its row of this table records: the same rows under the same mark. Parts
-that have this push ignore it, and the others apply it; later steps that the row does not record yet
-are repeated in the same way.
+restart, and a part accepts each mark once (see `stored_partition.py`). A restarted worker repeats
+the last step that its row of this table records: the same rows under the same mark. Parts that have
+this push ignore it, and the others apply it; later steps that the row does not record yet are
+repeated in the same way. So each batch counts once despite restarts.
+
+Checkpoints within an epoch can only be taken by workers that step together: those under BSP. After
+a clock of BSP all workers have read the same sums, and the next push of none of them can change
+what the servers hold before all have pushed. So the votes among those sums tell every worker that a
+checkpoint is due, and it shows one moment: the tables as rank 0 reads them, and each worker's
+position in its rows. No worker may leave the clocks early for that: those without rows make empty
+steps until no worker has a row. And all must be after the same step: a worker that was restarted or
+declared dead objects until the epoch's end, when all are together again. Under the other models
+workers are never together within an epoch, and checkpoints are taken at its end alone.
+
+Runs on the worker's thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparkdml.parameter_server.client.client import WorkerClient
+from sparkdml.parameter_server.model_tables import SUMS
 from sparkdml.parameter_server.optimizers import Add
+from sparkdml.training.task import Task
+from sparkdml.training.totals import Totals
 
 PROGRESS = "progress"
 
@@ -88,3 +102,48 @@ class Progress:
         change = place.to_tensor() - self.place.to_tensor()
         self.place = place
         client.push(PROGRESS, change, rows=[self._rank], mark=mark)
+
+
+class Lockstep:
+    """Whether a worker is in step with the others. Where it does not apply, it changes nothing.
+
+    Args:
+        task: votes with its gradients.
+        sums: of all workers' stats, as they were last pulled.
+        applies: whether checkpoints are taken within epochs at all.
+    """
+
+    def __init__(self, task: Task, sums: Tensor, applies: bool) -> None:
+        self.applies = applies
+        self.has_rows = False  # whether any worker had one in the last step
+        self._task, self._sums = task, sums
+        self._is_in_step = False
+        self._clock = 0
+        self._sums_before = sums.clone()
+
+    def begin_epoch(self, client: WorkerClient, is_in_step: bool) -> None:
+        self._is_in_step = is_in_step
+        self._clock, self._sums_before = client.clock_now, self._sums.clone()
+
+    def object_if_behind(self) -> None:
+        """Before a gradient, with whose stats the votes travel."""
+        if self.applies and not self._is_in_step:
+            wish, _, stop = self._task.vote
+            self._task.vote = (wish, 1.0, stop)
+
+    def agreed(self, client: WorkerClient, own: Totals) -> Totals:
+        """After a step: the totals of all workers, or this worker's own where they are apart.
+
+        Without the request to end the run, which `ServedTraining` handles.
+        """
+        if not self.applies:
+            return own.without_votes()
+        clock, sums = client.clock_now, self._sums
+        totals = self._task.totals(sums - self._sums_before)
+        self.has_rows = bool(totals.rows)
+        if clock != self._clock + 1 or client.stamp(SUMS) != clock:
+            self._is_in_step = False  # the others have made steps without it
+        self._clock, self._sums_before = clock, sums.clone()
+        if not self._is_in_step:
+            return own.without_votes()
+        return replace(totals, stops=0.0)

@@ -28,9 +28,8 @@ from sparkdml.parameter_server.arguments import (
     updater_of,
 )
 from sparkdml.parameter_server.config import ServerConfig
-from sparkdml.parameter_server.consistency import BSP, Consistency
+from sparkdml.parameter_server.consistency import BSP, Consistency, Expulsion
 from sparkdml.parameter_server.evaluator import EVALUATOR, Evaluator, check_evaluator
-from sparkdml.parameter_server.expulsion import Expulsion
 from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.optimizers import Updater
 from sparkdml.parameter_server.server_task import serve_until_the_end

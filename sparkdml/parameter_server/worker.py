@@ -29,14 +29,18 @@ from sparkdml.feed.leased import LeasedBatch
 from sparkdml.feed.order import Ints, nothing_read, owned
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.config import ServerConfig
-from sparkdml.parameter_server.consistency import Consistency
-from sparkdml.parameter_server.expulsion import Expulsion
-from sparkdml.parameter_server.lockstep import Lockstep
-from sparkdml.parameter_server.model_pull import SUMS, ModelPull, make_own_step
-from sparkdml.parameter_server.model_tables import ReportedBuffers, ServedTables
+from sparkdml.parameter_server.consistency import Consistency, Expulsion
+from sparkdml.parameter_server.model_tables import (
+    SUMS,
+    ModelPull,
+    ReportedBuffers,
+    ServedTables,
+    make_own_step,
+)
 from sparkdml.parameter_server.optimizers import Add, Updater
 from sparkdml.parameter_server.progress import (
     PROGRESS,
+    Lockstep,
     Place,
     Progress,
     mark_of_start,
@@ -44,9 +48,8 @@ from sparkdml.parameter_server.progress import (
 )
 from sparkdml.runtime.worker.context import Context
 from sparkdml.training.epoch import Epoch
-from sparkdml.training.epoch_progress import EpochProgress
 from sparkdml.training.task import Task
-from sparkdml.training.totals import Totals
+from sparkdml.training.totals import EpochProgress, Totals
 from sparkdml.training.training import Training
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from sparkdml.params.converters import flag, function, text
 from sparkdml.params.objects import to_validation
-from sparkdml.params.param import BY_LONE_WORKERS, AccessibleParams, Fingerprint, param
+from sparkdml.params.param import (
+    BY_LONE_WORKERS,
+    AccessibleParams,
+    Fingerprint,
+    flag,
+    function,
+    param,
+    text,
+)
 
 
 class DataParams(AccessibleParams):

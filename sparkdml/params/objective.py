@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from sparkdml.checkpoint.fingerprint import describe
-from sparkdml.params.converters import flag, flag_or_arguments, function, number, one_of, whole
 from sparkdml.params.objects import (
     to_callbacks,
     to_metrics,
@@ -18,7 +17,13 @@ from sparkdml.params.param import (
     BY_SEPARATE_STEPS,
     AccessibleParams,
     Fingerprint,
+    flag,
+    flag_or_arguments,
+    function,
+    number,
+    one_of,
     param,
+    whole,
 )
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.warm_start import to_warm_start

@@ -11,7 +11,7 @@ from torch import nn
 from sparkdml.checkpoint.checkpoints import Checkpoints
 from sparkdml.errors import ParameterError
 from sparkdml.history_columns import check_metric
-from sparkdml.params.converters import function
+from sparkdml.params.param import function
 from sparkdml.strategies.base import Strategy
 from sparkdml.training.callbacks import Callback
 

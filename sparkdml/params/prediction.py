@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from sparkdml.params.converters import columns, function, one_of, text, whole
 from sparkdml.params.objects import to_columns, to_predict, to_thresholds
-from sparkdml.params.param import AccessibleParams, Fingerprint, param
+from sparkdml.params.param import (
+    AccessibleParams,
+    Fingerprint,
+    columns,
+    function,
+    one_of,
+    param,
+    text,
+    whole,
+)
 
 
 class PredictionParams(AccessibleParams):

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT
 from sparkdml.observe.trackers import check_tracker
-from sparkdml.params.converters import flag, number, one_of, path, whole
 from sparkdml.params.objects import to_checkpoints
-from sparkdml.params.param import BY_LONE_WORKERS, AccessibleParams, Fingerprint, param
+from sparkdml.params.param import (
+    BY_LONE_WORKERS,
+    AccessibleParams,
+    Fingerprint,
+    flag,
+    number,
+    one_of,
+    param,
+    path,
+    whole,
+)
 
 _SECONDS = "a number of seconds above 0"
 

@@ -23,8 +23,7 @@ from sparkdml.comm.base import Communicator
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.parameter_server.kvstore.store import KVStore
 from sparkdml.parameter_server.kvstore.tables import MatrixTable
-from sparkdml.programs.base import Program, run_program
-from sparkdml.programs.rows import sum_over_ranks
+from sparkdml.programs.base import Program, run_program, sum_over_ranks
 from sparkdml.programs.scheduling import Floats, Ints, draw, independent
 
 UPDATE, LOOK = 0, 1  # kinds of rounds: change coefficients, or measure how far each would move

@@ -33,8 +33,7 @@ from sparkdml.comm.base import Communicator
 from sparkdml.errors import DataError, ParameterError
 from sparkdml.parameter_server.kvstore.store import KVStore
 from sparkdml.parameter_server.kvstore.tables import MatrixTable, Rows
-from sparkdml.programs.base import Program, run_program
-from sparkdml.programs.rows import deal
+from sparkdml.programs.base import Program, deal, run_program
 from sparkdml.programs.scheduling import (
     Floats,
     Ints,

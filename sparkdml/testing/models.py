@@ -18,8 +18,8 @@ from sparkdml.factories import factory
 from sparkdml.feed.batch import Batch
 from sparkdml.testing.faults import Injected
 from sparkdml.training.callbacks import Callback
+from sparkdml.training.plan import StepContext
 from sparkdml.training.run import TrainingRun
-from sparkdml.training.step_context import StepContext
 
 
 class TinyClassifier(nn.Module):

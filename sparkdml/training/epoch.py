@@ -16,9 +16,8 @@ import torch
 
 from sparkdml.errors import NonFiniteLoss
 from sparkdml.feed.batch import Batch
-from sparkdml.training.epoch_progress import EpochProgress
 from sparkdml.training.run import TrainingRun
-from sparkdml.training.totals import Totals
+from sparkdml.training.totals import EpochProgress, Totals
 
 
 class Epoch(EpochProgress):

@@ -20,8 +20,8 @@ from sparkdml.feed.batch import Batch
 from sparkdml.history_columns import VALIDATION
 
 if TYPE_CHECKING:
-    from sparkdml.training.epoch_progress import EpochProgress
     from sparkdml.training.run import TrainingRun
+    from sparkdml.training.totals import EpochProgress
 
 
 def merge_buffers(module: nn.Module, comm: Communicator, rows: float) -> None:

@@ -19,7 +19,50 @@ from sparkdml.training.objective import LossFunction
 
 if TYPE_CHECKING:
     from sparkdml.feed.batch import Batch
-    from sparkdml.training.step_context import StepContext
+
+
+class StepContext:
+    """The worker's context, and where the run is. `fitted.evaluate` has no worker: see below.
+
+    `step` counts the optimizer steps that were made before this one, `epoch` the epochs; both
+    begin with 0. `training` is False where the rows are only looked at: in validation, and in
+    `fitted.evaluate`, where there is no run to talk to. A step must not call collectives: ranks
+    that have no rows left don't call it.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        worker: Any = None,
+        progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        self.device = device
+        self.training = False
+        self._worker = worker
+        self._progress = progress
+
+    @property
+    def step(self) -> int:
+        return self._progress()[0]
+
+    @property
+    def epoch(self) -> int:
+        return self._progress()[1]
+
+    @property
+    def rank(self) -> int:
+        return 0 if self._worker is None else int(self._worker.rank)
+
+    @property
+    def size(self) -> int:
+        return 1 if self._worker is None else int(self._worker.size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._worker is None:
+            raise AttributeError(f"ctx.{name} is there in a training run only: ask ctx.training")
+        return getattr(self._worker, name)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import sparkdml as dml
 from sparkdml.checkpoint.archive import Archive
 from sparkdml.checkpoint.driver_lock import take_over
 from sparkdml.checkpoint.manifest import Submission
-from sparkdml.checkpoint.stores.given import GivenPlace, PickledPlace
 from sparkdml.checkpoint.stores.local import LocalStore
+from sparkdml.checkpoint.stores.places import GivenPlace, PickledPlace
 from sparkdml.checkpoint.stores.retrying import Retrying
 
 sys.path.insert(0, str(Path(__file__).parent))

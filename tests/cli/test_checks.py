@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdml.cli.checks import horovod, machine, software, workers
-from sparkdml.cli.checks.base import Check
+from sparkdml.cli.checks import Check, horovod, machine, software, workers
 from sparkdml.cli.horovod_probe import HorovodProbe
 
 JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment (build 17.0.15+6)\n'

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparkdml.cli import bench, demo, doctor
-from sparkdml.cli.checks.base import Check
+from sparkdml.cli.checks import Check
 from sparkdml.cli.demo import as_text, count_confusions
 from sparkdml.cli.main import main
 from sparkdml.cli.terminal import paint

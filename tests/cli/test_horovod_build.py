@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkdml.cli import horovod_build, install_horovod, toolchain
+from sparkdml.cli import horovod_build, install_horovod
 from sparkdml.cli.horovod_probe import HorovodProbe, without_launcher
+from sparkdml.cli.install_horovod import BuildKey, WheelCache, default_cache_dir
 from sparkdml.cli.terminal import PercentLine
-from sparkdml.cli.wheel_cache import BuildKey, WheelCache, default_cache_dir
 from sparkdml.errors import SetupError
 
 KEY = BuildKey(
@@ -154,13 +154,13 @@ def test_the_cache_follows_xdg() -> None:
     ],
 )
 def test_cmake_versions(output: str, fits: bool) -> None:
-    assert toolchain.cmake_fits(toolchain.parse_cmake_version(output)) is fits
+    assert horovod_build.cmake_fits(horovod_build.parse_cmake_version(output)) is fits
 
 
 def test_nccl_is_asked_for_only_where_cuda_and_nccl_are_there() -> None:
-    assert "HOROVOD_GPU_OPERATIONS" not in toolchain.build_flags(None, nccl=True)
-    assert "HOROVOD_GPU_OPERATIONS" not in toolchain.build_flags("12.8", nccl=False)
-    flags = toolchain.build_flags("12.8", nccl=True)
+    assert "HOROVOD_GPU_OPERATIONS" not in horovod_build.build_flags(None, nccl=True)
+    assert "HOROVOD_GPU_OPERATIONS" not in horovod_build.build_flags("12.8", nccl=False)
+    flags = horovod_build.build_flags("12.8", nccl=True)
     assert flags["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert "NCCL" in install_horovod.describe_gpu_support("12.8", flags)
     assert "--force" in install_horovod.describe_gpu_support("12.8", {})
@@ -221,7 +221,7 @@ def options(tmp_path: Path, force: bool = False) -> argparse.Namespace:
 def test_no_compiler_has_an_exit_code_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(toolchain, "find_compiler", lambda _environment: None)
+    monkeypatch.setattr(horovod_build, "find_compiler", lambda _environment: None)
     assert install_horovod.run(options(tmp_path, force=True)) == 3
     assert "apt-get install g++" in capsys.readouterr().err
 
@@ -232,7 +232,7 @@ def test_a_failed_build_ends_with_1_and_nothing_in_the_cache(
     def fail(*_arguments: object) -> Path:
         raise horovod_build.BuildFailed("building Horovod failed. The whole log: x.log")
 
-    monkeypatch.setattr(toolchain, "missing_tools", lambda: [])
+    monkeypatch.setattr(horovod_build, "missing_tools", lambda: [])
     monkeypatch.setattr(install_horovod, "build_wheel", fail)
     monkeypatch.setattr(install_horovod, "_pip_install", lambda *_arguments: "")
     assert install_horovod.run(options(tmp_path, force=True)) == 1
@@ -256,6 +256,6 @@ def test_a_compiler_must_know_cxx17(tmp_path: Path) -> None:
     fake = tmp_path / "g++"
     fake.write_text("#!/bin/sh\nexit 1\n")
     fake.chmod(0o755)
-    assert toolchain.find_compiler({"PATH": str(tmp_path)}) is None
+    assert horovod_build.find_compiler({"PATH": str(tmp_path)}) is None
     fake.write_text("#!/bin/sh\nexit 0\n")
-    assert toolchain.find_compiler({"PATH": str(tmp_path)}) == str(fake)
+    assert horovod_build.find_compiler({"PATH": str(tmp_path)}) == str(fake)

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdml.comm.base import World
 from sparkdml.comm.environment import process_environment, temporary_environment
-from sparkdml.comm.interface import interface_towards
+from sparkdml.network.connection import interface_towards
 
 # Ranks 0, 2 and 3 on host a, 1 and 4 on host b.
 HOSTS = ("a", "b", "a", "a", "b")

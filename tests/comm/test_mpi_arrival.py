@@ -10,9 +10,9 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import HashStore
 
 from sparkdml.comm import mpi
-from sparkdml.comm.alarm import Alarm
 from sparkdml.comm.base import World
 from sparkdml.comm.mpi_names import SERVER_KEY
+from sparkdml.comm.torch_groups import Alarm
 from sparkdml.errors import CommunicationError
 
 

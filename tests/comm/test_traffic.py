@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from sparkdml.comm.base import Traffic
 from sparkdml.comm.threads import run_threads
-from sparkdml.comm.traffic import Traffic
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

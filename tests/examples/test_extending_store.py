@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sparkdml as dml
-from sparkdml.checkpoint.stores.given import GivenPlace
+from sparkdml.checkpoint.stores.places import GivenPlace
 from sparkdml.testing.store_contract import OpenStore, StoreContract
 
 sys.path.insert(0, str(Path(__file__).parent))

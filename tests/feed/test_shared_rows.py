@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdml.comm.traffic import Traffic
+from sparkdml.comm.base import Traffic
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.feed.epoch_order import BatchRequest
 from sparkdml.feed.feed import Chunk, Feed, FeedPlan

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sparkdml.errors import ParameterError
-from sparkdml.network.connection import Connection
-from sparkdml.network.handshake import GREETING, HELLO_BYTES
+from sparkdml.network.connection import GREETING, HELLO_BYTES, Connection
 from sparkdml.network.listener import Listener, bind
 from sparkdml.testing.waiting import wait_until
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sparkdml.observe.observers import Calls, Observers, watched
-from sparkdml.training.reports import PARTS, StepClock
+from sparkdml.training.run import PARTS, StepClock
 
 
 class Records:

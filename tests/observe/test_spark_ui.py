@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkdml.observe import spark_ui, ui_jar
-from sparkdml.observe.spark_ui import SparkUi
-from sparkdml.observe.ui_jar import NoTrainingTab, jar_path
+from sparkdml.observe import spark_ui
+from sparkdml.observe.spark_ui import NoTrainingTab, SparkUi, jar_path
 
 REPOSITORY = Path(__file__).parents[2]
 APPLICATION = Path(__file__).with_name("training_application.py")
@@ -221,7 +220,7 @@ def test_the_plugin_attaches_the_tab_from_the_start(tmp_path):
         "spark = SparkSession.builder.getOrCreate()\n"
         "base = spark.sparkContext.uiWebUrl\n"
         "print('RUNS', urllib.request.urlopen(base + '/training/json/').read().split())\n"
-        "from sparkdml.observe.ui_jar import attach\n"
+        "from sparkdml.observe.spark_ui import attach\n"
         "print('ADDRESS', attach(spark).address() == base + '/training/')\n"
         "print('TABS', urllib.request.urlopen(base + '/jobs/').read().count(b'/training/'))\n"
         "spark.stop()\n"
@@ -281,8 +280,8 @@ class TestWithoutATab:
 
     @pytest.mark.spark
     def test_without_the_jar_one_line_says_where_it_should_be(self, spark, monkeypatch):
-        monkeypatch.setattr(ui_jar, "_is_loaded", lambda jvm: False)
-        monkeypatch.setattr(ui_jar, "__file__", "/nowhere/sparkdml/observe/ui_jar.py")
+        monkeypatch.setattr(spark_ui, "_is_loaded", lambda jvm: False)
+        monkeypatch.setattr(spark_ui, "__file__", "/nowhere/sparkdml/observe/spark_ui.py")
         (line,) = watch(spark, runs=2)
         assert "/nowhere/sparkdml/jars/sparkdml-ui.jar is missing" in line
 
@@ -291,8 +290,8 @@ class TestWithoutATab:
         def refuse(jvm, jar):
             jvm.java.lang.Class.forName("org.apache.spark.ui.NoLongerThere")
 
-        monkeypatch.setattr(ui_jar, "_is_loaded", lambda jvm: False)
-        monkeypatch.setattr(ui_jar, "_add_to_class_path", refuse)
+        monkeypatch.setattr(spark_ui, "_is_loaded", lambda jvm: False)
+        monkeypatch.setattr(spark_ui, "_add_to_class_path", refuse)
         (line,) = watch(spark)
         assert f"does not fit Spark {spark.version}" in line
         assert "NoLongerThere" in line
@@ -339,8 +338,8 @@ class TestWithoutATab:
     @pytest.mark.spark
     def test_without_a_ui_events_are_still_taken(self, spark):
         assert watch(spark) == []
-        assert ui_jar.attach(spark).address() is None
-        assert ui_jar.attach(spark).equals(ui_jar.attach(spark)), "attached twice"
+        assert spark_ui.attach(spark).address() is None
+        assert spark_ui.attach(spark).equals(spark_ui.attach(spark)), "attached twice"
 
     def test_a_loader_that_takes_no_jar_is_told_how_else(self):
         class Java:
@@ -358,4 +357,4 @@ class TestWithoutATab:
         java.getContextClassLoader = Loader
         java.isInstance = lambda loader: False
         with pytest.raises(NoTrainingTab, match=r"spark\.plugins=io\.sparkdml\.ui\.TrainingPlugin"):
-            ui_jar._add_to_class_path(java, jar_path())
+            spark_ui._add_to_class_path(java, jar_path())

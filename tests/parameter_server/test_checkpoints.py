@@ -7,8 +7,7 @@ from functools import partial
 
 import pytest
 
-from sparkdml.parameter_server.consistency import SSP, TAP
-from sparkdml.parameter_server.expulsion import Expulsion
+from sparkdml.parameter_server.consistency import SSP, TAP, Expulsion
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.faults import FailsAt, Injected

@@ -8,8 +8,7 @@ import torch
 from sparkdml.errors import ParameterError
 from sparkdml.parameter_server import worker
 from sparkdml.parameter_server.client.client import WorkerClient
-from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP
-from sparkdml.parameter_server.expulsion import Expulsion
+from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP, Expulsion
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.served_threads import train_served

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdml.errors import ParameterError
 from sparkdml.parameter_server.config import ServerConfig
-from sparkdml.parameter_server.expulsion import Expulsion, Watch
+from sparkdml.parameter_server.consistency import Expulsion, Watch
 from sparkdml.parameter_server.membership import Membership
 from sparkdml.parameter_server.view import View
 from sparkdml.parameter_server.wire.seal import JobKey

@@ -9,7 +9,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.parameter_server.arguments import check_overlap_with
 from sparkdml.parameter_server.client.requests import PartsTicket
 from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP
-from sparkdml.parameter_server.model_pull import make_own_step
+from sparkdml.parameter_server.model_tables import make_own_step
 from sparkdml.parameter_server.optimizers import SGD, Adagrad, Adam
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan

@@ -16,8 +16,7 @@ from sparkdml.parameter_server import worker
 from sparkdml.parameter_server.client.client import WorkerClient
 from sparkdml.parameter_server.consistency import ASP, BSP, SSP, TAP
 from sparkdml.parameter_server.downpour import Downpour
-from sparkdml.parameter_server.model_pull import SUMS
-from sparkdml.parameter_server.model_tables import VALUES
+from sparkdml.parameter_server.model_tables import SUMS, VALUES
 from sparkdml.parameter_server.optimizers import SGD
 from sparkdml.parameter_server.progress import PROGRESS, mark_of_step
 from sparkdml.parameter_server.strategy import ParameterServer

@@ -19,7 +19,7 @@ from sparkdml.parameter_server.optimizers import SGD
 from sparkdml.parameter_server.strategy import ParameterServer
 from sparkdml.strategies.adaptive_balance import AdaptiveBalance
 from sparkdml.strategies.allreduce import AllReduce
-from sparkdml.strategies.backup_workers.strategy import BackupWorkers
+from sparkdml.strategies.backup_workers import BackupWorkers
 from sparkdml.strategies.decentralized.ad_psgd import ADPSGD
 from sparkdml.strategies.decentralized.gossip import Gossip
 from sparkdml.strategies.layered_sgd import LayeredSGD

@@ -11,7 +11,7 @@ from torch import nn
 
 from sparkdml.errors import ParameterError
 from sparkdml.feed.batch import Batch
-from sparkdml.fitting.check import check_run
+from sparkdml.fitting.fit import check_run
 from sparkdml.strategies.allreduce import AllReduce
 from sparkdml.testing.models import autoencoder_step
 from sparkdml.training.callbacks import (

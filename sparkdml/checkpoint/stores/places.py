@@ -1,13 +1,20 @@
-"""How a checkpoint's URL is reached: the hosts' disk, fsspec in each worker, or the driver's JVM.
+"""Where checkpoints go: hosts' disks, fsspec in each worker, the driver's JVM, or a user's store.
 
-Decided once, at the driver. Workers get a small picklable place that they only have to open.
+Decided once, at the driver, by the URL. Workers get a small picklable place that they only have to
+open. A store of the user's own is checked at the driver, which uses the object that it was given,
+from several threads; each worker unpickles a copy. If the class is defined in a notebook or a
+script, it is pickled with the store.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
 
 from sparkdml.checkpoint.stores.base import CheckpointStore, Place
 from sparkdml.checkpoint.stores.fsspec_store import FsspecPlace
@@ -18,11 +25,77 @@ from sparkdml.checkpoint.stores.relay_server import RelayServer
 from sparkdml.checkpoint.stores.retrying import Retrying, RetryingPlace
 from sparkdml.checkpoint.stores.s3a import s3_options
 from sparkdml.checkpoint.stores.urls import scheme_of, split_password
-from sparkdml.errors import ParameterError
+from sparkdml.errors import ParameterError, SetupError
 from sparkdml.network.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_METHODS = ("write", "read", "names", "remove")
+
+
+def check_store(store: Any) -> CheckpointStore:
+    """Return the store if it has all attributes of a `CheckpointStore` and can be pickled."""
+    missing = [f"{name}()" for name in _METHODS if not callable(getattr(store, name, None))]
+    if not isinstance(getattr(store, "url", None), str):
+        missing.append("url, a text for messages")
+    if missing or isinstance(store, type):
+        hint = f"It lacks {', '.join(missing)}." if missing else "Pass an object, not its class."
+        raise ParameterError("store", store, "a dml.CheckpointStore", hint)
+    _pickled(store)
+    checked: CheckpointStore = store
+    return checked
+
+
+def _pickled(store: CheckpointStore) -> bytes:
+    try:
+        content: bytes = cloudpickle.dumps(store)  # type: ignore[no-untyped-call]
+    except Exception as error:  # pickling runs the object's own code
+        raise ParameterError(
+            "store",
+            store,
+            "an object that can be pickled, since each worker uses a copy of it",
+            f"{type(error).__name__}: {error}. Open connections and files in the methods, or leave "
+            "them out in __getstate__.",
+        ) from error
+    return content
+
+
+class GivenPlace:
+    """The store itself at the driver; workers get a `PickledPlace`."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self.url = store.url
+        self._store = store
+        # Pickled now, before the driver writes its probe: if the store keeps objects in its own
+        # memory, a copy must not contain the probe.
+        self._content = _pickled(store)
+
+    def open(self) -> CheckpointStore:
+        return self._store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PickledPlace, (self.url, self._content)
+
+
+@dataclass(frozen=True)
+class PickledPlace:
+    """Unpickled only when it is opened, so that the worker's error says what is missing."""
+
+    url: str
+    content: bytes = field(repr=False)
+
+    def open(self) -> CheckpointStore:
+        try:
+            store: CheckpointStore = pickle.loads(self.content)
+        except Exception as error:  # unpickling runs the object's own code
+            raise SetupError(
+                f"the store for {self.url} can't be unpickled in a worker: "
+                f"{type(error).__name__}: {error}. The workers must be able to import its module: "
+                "use spark.sparkContext.addPyFile, --py-files, or install its package there"
+            ) from error
+        return store
+
 
 _S3 = frozenset({"s3", "s3a", "s3n"})
 # fsspec knows these names, but has no client for them, or none that uses Spark's credentials.

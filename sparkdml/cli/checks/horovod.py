@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from sparkdml.cli.checks.base import Check
+from sparkdml.cli.checks import Check
 from sparkdml.cli.horovod_probe import HorovodProbe, probe_horovod, without_launcher
 
 _INSTALL = "sparkdml install-horovod"
@@ -55,8 +55,8 @@ def judge_probe(probe: HorovodProbe, torch_version: str, cuda: str | None) -> Ch
 def check_allreduce(backend: str, timeout_seconds: float = 30.0) -> Check:
     """Run an allreduce between two processes, with a rendezvous in this process."""
     from sparkdml.comm.base import World
-    from sparkdml.comm.interface import interface_towards
     from sparkdml.comm.rendezvous import Rendezvous
+    from sparkdml.network.connection import interface_towards
 
     with Rendezvous(_LOOPBACK) as rendezvous:
         started = time.monotonic()

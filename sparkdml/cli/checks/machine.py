@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkdml.cli.checks.base import Check
+from sparkdml.cli.checks import Check
 
 _GIB = 2**30
 SPOOL_FAIL_BYTES, SPOOL_WARN_BYTES = 1 * _GIB, 10 * _GIB

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sparkdml.cli.checks.base import Check
+from sparkdml.cli.checks import Check
 
 TESTED = (17, 21)
 OLDEST = 17  # the oldest version that Spark 4 supports

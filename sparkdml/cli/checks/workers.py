@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdml.cli.checks.base import Check
+from sparkdml.cli.checks import Check
 
 _NAME = "workers' Python"
 _ERROR = re.compile(

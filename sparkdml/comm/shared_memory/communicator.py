@@ -7,8 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from sparkdml.comm import arguments
-from sparkdml.comm.base import Communicator, ReduceOp, Work
+from sparkdml.comm.base import Communicator, ReduceOp, Work, check_rank, check_reduction
 from sparkdml.comm.in_order import InOrder
 from sparkdml.comm.own_allreduce import OwnAllreduce, in_flat
 from sparkdml.comm.shared_memory.exchange import DTYPES, Exchange, Reduction
@@ -48,7 +47,7 @@ class SharedMemoryCommunicator(OwnAllreduce):
         return self.repeated(tensor, op)()
 
     def repeated(self, tensor: Tensor, op: ReduceOp = "sum") -> Callable[[], Work]:
-        arguments.check_reduction(tensor, op)
+        check_reduction(tensor, op)
         is_in_memory = tensor.is_contiguous() and not tensor.is_neg()
         is_plain = is_in_memory and tensor.numel() > 0 and op != "mean"
         if not (is_plain and self.takes(tensor)):
@@ -72,11 +71,11 @@ class SharedMemoryCommunicator(OwnAllreduce):
         self._exchange.reduce_(flat, op)
 
     def reduce_(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         return self.allreduce_(tensor, op)
 
     def broadcast_(self, tensor: Tensor, root: int = 0) -> Tensor:
-        arguments.check_rank("root", root, self.size)
+        check_rank("root", root, self.size)
         if not self.takes(tensor):
             return super().broadcast_(tensor, root)
         self._check_open()

@@ -21,8 +21,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from sparkdml.comm.shared_memory.segment import Segment
-from sparkdml.comm.shared_memory.signals import Signals
+from sparkdml.comm.shared_memory.segment import Segment, Signals
 from sparkdml.errors import CommunicationError
 
 # Long tensors are cut into chunks of this size, which stay in a processor's cache between the copy

@@ -12,7 +12,7 @@ from sparkdml.comm.base import Communicator, ReduceOp
 from sparkdml.comm.in_order import InOrderOnThread
 from sparkdml.comm.own_allreduce import OwnAllreduce
 from sparkdml.comm.shared_memory.exchange import DTYPES
-from sparkdml.comm.topologies.communicator import THREAD_NAME
+from sparkdml.comm.topologies.base import THREAD_NAME
 
 
 def hierarchical(

@@ -24,11 +24,10 @@ from sparkdml.comm.base import Communicator
 from sparkdml.comm.own_allreduce import DelegatingCommunicator
 from sparkdml.comm.shared_memory.communicator import SharedMemoryCommunicator
 from sparkdml.comm.shared_memory.hosts import Host, find_host
-from sparkdml.comm.topologies.base import Topology
+from sparkdml.comm.topologies.base import MessagesCommunicator, Topology
 from sparkdml.comm.topologies.classic.double_tree import double_tree
 from sparkdml.comm.topologies.classic.halving_doubling import halving_doubling
 from sparkdml.comm.topologies.classic.ring import ring
-from sparkdml.comm.topologies.communicator import MessagesCommunicator
 from sparkdml.comm.topologies.hierarchical import HierarchicalCommunicator
 from sparkdml.comm.topologies.tree import tree
 from sparkdml.errors import SetupError

@@ -11,10 +11,9 @@ from time import perf_counter_ns
 
 from torch import Tensor
 
-from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Work
-from sparkdml.comm.traffic import Traffic
+from sparkdml.comm.base import Communicator, PointToPoint, ReduceOp, Traffic, Work
 from sparkdml.observe.timeline.recorder import SpanRecorder
-from sparkdml.observe.timeline.tracks import COMMUNICATION
+from sparkdml.observe.timeline.trace_file import COMMUNICATION
 
 
 class TracedWork:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sparkdml.observe.timeline.tracks import HOROVOD
+from sparkdml.observe.timeline.trace_file import HOROVOD
 
 WINDOW_BYTES = 1 << 20  # some two thousand collectives
 

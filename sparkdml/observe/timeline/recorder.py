@@ -24,7 +24,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from sparkdml.observe.timeline.horovod import HorovodTimeline
-from sparkdml.observe.timeline.tracks import CHECKPOINT_WRITER, TRAINING
+from sparkdml.observe.timeline.trace_file import CHECKPOINT_WRITER, TRAINING
 
 ROUND_TRIPS = 8
 SPREAD_NS = 10_000_000_000  # over which a correction is spread

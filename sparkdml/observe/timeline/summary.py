@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdml.observe.timeline.tracks import DRIVER_PID, TRAINING, track_of
+from sparkdml.observe.timeline.trace_file import DRIVER_PID, TRAINING, track_of
 
 STARTUP, RESTARTS, ENDING = "start-up", "restarts", "after the last span"
 WAITING, OTHER = "waiting for the slowest rank", "other"

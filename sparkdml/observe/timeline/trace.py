@@ -18,8 +18,14 @@ from itertools import chain
 from typing import Any
 
 from sparkdml.errors import ParameterError
-from sparkdml.observe.timeline.trace_file import local_path, write_trace
-from sparkdml.observe.timeline.tracks import DRIVER_PID, DRIVER_TID, Lanes, thread_name
+from sparkdml.observe.timeline.trace_file import (
+    DRIVER_PID,
+    DRIVER_TID,
+    Lanes,
+    local_path,
+    thread_name,
+    write_trace,
+)
 
 StepKey = tuple[int, int]  # the number of the submission, and of the step
 # Sorts by begin, what encloses before what it encloses; then the event itself as JSON.

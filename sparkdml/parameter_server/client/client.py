@@ -1,7 +1,8 @@
-"""The client of a worker: it divides tables into parts, and assembles them again.
+"""A worker's end: tables are cut into parts here, and put together again.
 
 Called on the worker's threads. Calls return tickets; the sender's thread sends the requests and
-receives the answers during computation.
+receives the answers during computation. Updates may pass a filter: significant ones are sent, the
+rest is held back for each table.
 """
 
 from __future__ import annotations
@@ -9,23 +10,70 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from sparkdml.errors import CommunicationError, ParameterError
 from sparkdml.parameter_server.client.base import Ask, Client, Rows, Ticket
-from sparkdml.parameter_server.client.cutting import Gathering, add_up_rows, cut_rows, cut_whole
-from sparkdml.parameter_server.client.read_cache import ReadCache
+from sparkdml.parameter_server.client.cutting import (
+    Gathering,
+    add_up_rows,
+    check_shape,
+    cut_rows,
+    cut_whole,
+)
+from sparkdml.parameter_server.client.read_cache import ReadCache, Seen
 from sparkdml.parameter_server.client.requests import Outstanding, PartsTicket, Request
 from sparkdml.parameter_server.client.sender import Sender
-from sparkdml.parameter_server.client.sifting import UpdateFilter, filter_of
 from sparkdml.parameter_server.client.table_book import Known, Snapshot, TableBook
 from sparkdml.parameter_server.config import ServerConfig
+from sparkdml.parameter_server.consistency import ASP
+from sparkdml.parameter_server.filters import Filter, Residual, Significant
 from sparkdml.parameter_server.optimizers import Updater
 from sparkdml.parameter_server.partition import Indexes, Key, Table, as_indexes
 from sparkdml.parameter_server.stats import ClientStats
 from sparkdml.parameter_server.wire.frames import HALF, Entry, Kind, Message, Status
+
+
+def filter_of(config: ServerConfig) -> Callable[[int], Filter] | None:
+    """The filter at each clock, or None where everything is sent."""
+    consistency, chosen = config.consistency, config.filter
+    if isinstance(consistency, ASP):
+        return lambda clock: Significant(consistency.threshold(clock))
+    return None if chosen is None else lambda clock: chosen
+
+
+class UpdateFilter:
+    def __init__(self, filter_at: Callable[[int], Filter]) -> None:
+        self._filter_at = filter_at
+        self._held: dict[int, Residual] = {}
+
+    def sift(
+        self,
+        table: Table,
+        value: Tensor,
+        rows: Indexes | None,
+        updater: Updater,
+        weight: float,
+        clock: int,
+        seen: Seen | None,
+    ) -> tuple[Indexes, Tensor]:
+        """The rows to send now, ascending, with all that was held back of them."""
+        if rows is None:
+            check_shape(table, value)
+            rows, matrix = np.arange(table.num_rows), table.matrix(value)
+        else:
+            rows, matrix = add_up_rows(table, value, rows)
+        held = self._held.get(table.number)
+        if held is None:
+            held = self._held[table.number] = Residual(table.width, table.dtype)
+        held.add(rows, matrix)
+        # The update's approximate effect on the values: a gradient is divided for a small step.
+        scale = 1.0 if updater.additive else getattr(updater, "lr", 1.0) / (weight or 1.0)
+        values = None if seen is None else seen.values_of(held.rows)
+        return held.take(self._filter_at(clock).choose(held.sums * scale, values))
 
 
 class WorkerClient(Client):

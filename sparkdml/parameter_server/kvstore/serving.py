@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sparkdml.comm.interface import address_towards
 from sparkdml.errors import ParameterError, SetupError
-from sparkdml.network.connection import Message
+from sparkdml.network.connection import Message, address_towards
 from sparkdml.network.timeouts import Timeouts
 from sparkdml.parameter_server.client.base import Ask, Client
 from sparkdml.parameter_server.client.client import WorkerClient

@@ -3,18 +3,25 @@
 Runs at the driver. The caller's thread watches; each job runs on a thread and in a job group of its
 own, so that the caller can show progress and cancel all jobs on Ctrl-C or when one of them fails.
 The servers live as long as the submission.
+
+While a run is watched, the first Ctrl-C asks for an early end, and the second is an exception. Only
+the driver's main thread gets signals. Spark's own handler of the signal cancels all jobs before
+Python sees it, and there would be no model left to keep: it is put aside until the second Ctrl-C.
 """
 
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
+import threading
 import time
 import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType, TracebackType
 from typing import Any
 
 from sparkdml.comm.backends import resolve_backend
@@ -31,13 +38,52 @@ from sparkdml.runtime.driver.failures import (
     explain_spark_error,
     with_spark_report,
 )
-from sparkdml.runtime.driver.interrupts import Interrupts
 from sparkdml.runtime.driver.jobs import RoleJob, is_rdd, make_job
 from sparkdml.runtime.driver.request import SubmissionContext
 from sparkdml.runtime.protocol.plan import Plan
 from sparkdml.runtime.protocol.results import join_pieces
 from sparkdml.runtime.protocol.roles import Role, num_tasks
 from sparkdml.runtime.worker.context import NO_ROWS
+
+
+class Interrupts:
+    """Installs the handler for the length of a `with` block; on other threads it does nothing."""
+
+    def __init__(self, keeps: bool) -> None:
+        self._keeps = keeps and threading.current_thread() is threading.main_thread()
+        self._noted = False
+        self._before: Any = None
+
+    def take(self) -> bool:
+        """Whether there was a Ctrl-C since the last call."""
+        noted, self._noted = self._noted, False
+        return noted
+
+    def __enter__(self) -> Interrupts:
+        if self._keeps:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._keeps:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # No locks and no sockets in here: the watching thread is the one that was interrupted.
+        self._noted = True
+        signal.signal(signal.SIGINT, self._before)
+        print(
+            "\nStopping after this step and keeping the model trained so far. Press Ctrl-C again "
+            "to stop at once and discard it.",
+            file=sys.stderr,
+            flush=True,
+        )
+
 
 WATCH_SECONDS = 0.05  # between two looks at the jobs and their tasks
 SPARK_REPORT_SECONDS = 0.5  # for Spark's own report of a process that is gone; often much sooner

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sparkdml.checkpoint.checkpointer import CheckpointPlan
 from sparkdml.checkpoint.stores.relay import RelayPlace
-from sparkdml.checks import check_seconds, check_whole
+from sparkdml.errors import check_seconds, check_whole
 from sparkdml.feed.feed import FeedPlan
 from sparkdml.network.timeouts import HEARTBEAT_TIMEOUT, Timeouts
 from sparkdml.runtime.protocol.kept_spools import KeptSpool

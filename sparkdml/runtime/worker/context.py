@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sparkdml.comm.interface import address_towards
-from sparkdml.comm.traffic import Traffic
+from sparkdml.comm.base import Traffic
 from sparkdml.errors import (
     CheckpointError,
     CommunicationError,
@@ -30,6 +29,7 @@ from sparkdml.feed.feed import Chunk, Feed
 from sparkdml.feed.leased import LeasedBatch, LeaseReader, SpoolSource
 from sparkdml.feed.order import Ints
 from sparkdml.feed.shared_rows import Pool, SharedRows, exchange_positions, share_among
+from sparkdml.network.connection import address_towards
 from sparkdml.network.timeouts import RUN_END_SECONDS
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans
 from sparkdml.runtime.protocol.kept_spools import find_spool

@@ -21,12 +21,12 @@ from pyspark import BarrierTaskContext, TaskContext
 
 from sparkdml.comm.base import World
 from sparkdml.comm.environment import process_environment, temporary_environment
-from sparkdml.comm.interface import address_towards, interface_towards
 from sparkdml.errors import SetupError
 from sparkdml.feed.arrow import read_arrow
 from sparkdml.feed.randomness import seed_everything
 from sparkdml.feed.rdd import read_rows
 from sparkdml.feed.validation_split import only_held_out
+from sparkdml.network.connection import address_towards, interface_towards
 from sparkdml.observe.worker_output import WorkerOutput
 from sparkdml.runtime.protocol.kept_spools import assign_ranks, remove_spools
 from sparkdml.runtime.protocol.messages import Hello

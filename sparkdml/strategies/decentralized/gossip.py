@@ -4,13 +4,20 @@ x_i(t+1) = sum_j W_ij x_j(t) - step(gradient of rank i at x_i(t)), with W doubly
 al. 2017, "Can decentralized algorithms outperform centralized algorithms?", arXiv 1705.09056). The
 parameters travel while the gradient is computed; nothing of a model's size goes to all ranks. A few
 numbers do (rows, loss, votes), by an allreduce, so that all ranks count and end alike.
+
+A graph says which ranks are neighbours. The weights are those of Metropolis and Hastings (Xiao,
+Boyd and Lall 2005): an edge counts 1 / (1 + the larger degree of its ends), and what is left of a
+row stays with the rank itself. So the matrix is symmetric and doubly stochastic for any graph, and
+mixing never changes the average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,13 +27,6 @@ from sparkdml.comm.peers import messages_of, open_peers
 from sparkdml.errors import ParameterError
 from sparkdml.runtime.protocol.plan import Role
 from sparkdml.strategies.base import Strategy, check_backend
-from sparkdml.strategies.decentralized.mixing import (
-    GRAPHS,
-    Graph,
-    check_edges,
-    edges_of,
-    mixing_matrix,
-)
 from sparkdml.strategies.replicas import (
     CONSENSUS_DISTANCE,
     Replicas,
@@ -35,6 +35,73 @@ from sparkdml.strategies.replicas import (
 )
 from sparkdml.training.task import Totals
 from sparkdml.training.training import Training, TrainingPlan
+
+Edge = tuple[int, int]
+Graph = Literal["ring", "random", "complete"] | Sequence[Edge]
+Matrix = npt.NDArray[np.float64]
+
+GRAPHS = ("ring", "random", "complete")
+
+
+def edges_of(graph: Graph, size: int, degree: int = 4, seed: int = 0) -> set[Edge]:
+    """The edges among `size` ranks, each once, the smaller rank first.
+
+    A random graph is a union of random cycles through all ranks: connected, every rank with about
+    `degree` neighbours, and mixing much faster than a ring of as many ranks.
+    """
+    if graph == "complete":
+        return {(a, b) for b in range(size) for a in range(b)}
+    if graph == "ring":
+        return _cycle(list(range(size)))
+    if graph == "random":
+        generator = np.random.default_rng([seed, size])
+        cycles = [generator.permutation(size).tolist() for _ in range(-(-degree // 2))]
+        return set().union(*(_cycle(cycle) for cycle in cycles))
+    assert not isinstance(graph, str)
+    return {(min(a, b), max(a, b)) for a, b in graph}
+
+
+def _cycle(ranks: list[int]) -> set[Edge]:
+    pairs = zip(ranks, ranks[1:] + ranks[:1], strict=True)
+    return {(min(a, b), max(a, b)) for a, b in pairs if a != b}
+
+
+def check_edges(edges: set[Edge], size: int) -> None:
+    """Every edge between two of the ranks, and a way from each rank to each other one."""
+    for edge in edges:
+        if not 0 <= edge[0] < edge[1] < size:
+            raise ParameterError("graph", edge, f"pairs of different ranks from 0 to {size - 1}")
+    reached, found = {0}, {0}
+    while found:
+        found = {b for edge in edges for a, b in (edge, edge[::-1]) if a in found} - reached
+        reached |= found
+    if len(reached) < size:
+        missing = sorted(set(range(size)) - reached)
+        raise ParameterError(
+            "graph", sorted(edges), f"connected: no way leads from rank 0 to {missing}"
+        )
+
+
+def neighbours(edges: set[Edge], rank: int) -> list[int]:
+    return sorted(b for edge in edges for a, b in (edge, edge[::-1]) if a == rank)
+
+
+def mixing_matrix(edges: set[Edge], size: int) -> Matrix:
+    """How much of each rank's replica goes into each: row i is rank i's new replica."""
+    degrees = [len(neighbours(edges, rank)) for rank in range(size)]
+    matrix = np.zeros((size, size))
+    for a, b in edges:
+        matrix[a, b] = matrix[b, a] = 1.0 / (1 + max(degrees[a], degrees[b]))
+    np.fill_diagonal(matrix, 1.0 - matrix.sum(axis=1))
+    return matrix
+
+
+def spectral_gap(matrix: Matrix) -> float:
+    """1 less the second largest eigenvalue by size: how much of the disagreement a step removes."""
+    if len(matrix) == 1:
+        return 1.0
+    sizes = np.sort(np.abs(np.linalg.eigvalsh(matrix)))
+    return float(1.0 - sizes[-2])
 
 
 class Gossip(Strategy):

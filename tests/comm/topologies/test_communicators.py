@@ -13,7 +13,7 @@ from sparkdml.comm.base import reduce_in_rank_order
 from sparkdml.comm.shared_memory.hosts import Host
 from sparkdml.comm.threads import run_threads
 from sparkdml.comm.topologies import opening
-from sparkdml.comm.topologies.communicator import THREAD_NAME
+from sparkdml.comm.topologies.base import THREAD_NAME
 from sparkdml.comm.topologies.hierarchical import hierarchical
 from sparkdml.comm.topologies.opening import TREE_UP_TO_BYTES, choose, open_topology
 from sparkdml.errors import CommunicationError, SetupError

@@ -16,7 +16,7 @@ from sparkdml.comm.backends import why_no_horovod
 from sparkdml.comm.base import Communicator, reduce_in_rank_order
 from sparkdml.comm.shared_memory import hosts
 from sparkdml.comm.shared_memory.segment import Offer, Segment
-from sparkdml.comm.topologies.communicator import THREAD_NAME
+from sparkdml.comm.topologies.base import THREAD_NAME
 from sparkdml.comm.topologies.opening import open_topology
 from sparkdml.errors import CommunicationError
 from sparkdml.testing.rank_processes import RankProcesses

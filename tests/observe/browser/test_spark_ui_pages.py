@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdml.observe.ui_jar import jar_path
+from sparkdml.observe.spark_ui import jar_path
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

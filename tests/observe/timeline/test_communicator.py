@@ -12,7 +12,7 @@ from sparkdml.comm.base import Communicator
 from sparkdml.comm.threads import run_threads
 from sparkdml.observe.timeline.communicator import TracedCommunicator
 from sparkdml.observe.timeline.recorder import SpanRecorder
-from sparkdml.observe.timeline.tracks import COMMUNICATION
+from sparkdml.observe.timeline.trace_file import COMMUNICATION
 from sparkdml.testing.communicator_contract import CommunicatorContract, OnEveryRank
 
 

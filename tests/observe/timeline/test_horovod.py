@@ -13,7 +13,7 @@ import pytest
 from sparkdml.comm.backends import horovod_available
 from sparkdml.comm.base import World
 from sparkdml.observe.timeline.horovod import HorovodReader, HorovodTimeline
-from sparkdml.observe.timeline.tracks import HOROVOD
+from sparkdml.observe.timeline.trace_file import HOROVOD
 from sparkdml.testing.rank_processes import RankProcesses
 
 

@@ -18,8 +18,7 @@ from sparkdml.errors import ParameterError
 from sparkdml.observe.observers import Observers
 from sparkdml.observe.timeline import trace as observer_module
 from sparkdml.observe.timeline.trace import Timeline
-from sparkdml.observe.timeline.trace_file import find_faults, read_trace, write_trace
-from sparkdml.observe.timeline.tracks import TRAINING
+from sparkdml.observe.timeline.trace_file import TRAINING, find_faults, read_trace, write_trace
 from sparkdml.testing.waiting import wait_until
 
 

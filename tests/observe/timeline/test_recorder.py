@@ -12,7 +12,7 @@ import pytest
 from sparkdml.network.connection import MAX_LINE_BYTES
 from sparkdml.observe.timeline import recorder as recorder_module
 from sparkdml.observe.timeline.recorder import NO_SPANS, NoSpans, SpanRecorder
-from sparkdml.observe.timeline.tracks import CHECKPOINT_WRITER, TRAINING
+from sparkdml.observe.timeline.trace_file import CHECKPOINT_WRITER, TRAINING
 from sparkdml.testing.waiting import wait_until
 
 LAPS = ("feed wait", "forward", "backward", "communication", "optimizer")

@@ -11,8 +11,7 @@ import pytest
 from sparkdml.cli.main import main
 from sparkdml.observe.timeline.summary import ADVICE, Summary, as_text, summarize
 from sparkdml.observe.timeline.trace import Trace
-from sparkdml.observe.timeline.trace_file import write_trace
-from sparkdml.observe.timeline.tracks import TRAINING
+from sparkdml.observe.timeline.trace_file import TRAINING, write_trace
 
 START = 1_700_000_000.0
 SECOND = 1e6

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.observe.timeline.trace import ThinnedEvents, Trace
-from sparkdml.observe.timeline.trace_file import find_faults
-from sparkdml.observe.timeline.tracks import COMMUNICATION, DRIVER_PID, TRAINING
+from sparkdml.observe.timeline.trace_file import COMMUNICATION, DRIVER_PID, TRAINING, find_faults
 
 START = 1_700_000_000.0
 LAPS = ("feed wait", "forward", "backward", "communication", "optimizer")

@@ -9,8 +9,7 @@ from torch import nn
 
 from sparkdml.comm.threads import run_threads
 from sparkdml.errors import CommunicationError
-from sparkdml.strategies.decentralized.ad_psgd import ADPSGD
-from sparkdml.strategies.decentralized.pairwise import Exchange, Replica
+from sparkdml.strategies.decentralized.ad_psgd import ADPSGD, Exchange, Replica
 from sparkdml.testing.digits import cut, digits, digits_plan, make_reader
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints
 from sparkdml.testing.threads import train_on_threads

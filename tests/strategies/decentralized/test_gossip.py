@@ -11,8 +11,7 @@ from sparkdml.checkpoint.encoding import decode
 from sparkdml.checkpoint.state import merge
 from sparkdml.errors import ParameterError
 from sparkdml.strategies.decentralized.ad_psgd import ADPSGD
-from sparkdml.strategies.decentralized.gossip import Gossip
-from sparkdml.strategies.decentralized.mixing import edges_of, mixing_matrix
+from sparkdml.strategies.decentralized.gossip import Gossip, edges_of, mixing_matrix
 from sparkdml.testing.digits import cut, digits, digits_plan
 from sparkdml.testing.faults import FailsAt, Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdml.errors import ParameterError
-from sparkdml.strategies.decentralized.mixing import (
+from sparkdml.strategies.decentralized.gossip import (
     check_edges,
     edges_of,
     mixing_matrix,

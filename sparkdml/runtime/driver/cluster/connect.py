@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from sparkdml.comm.interface import address_towards
 from sparkdml.errors import NotEnoughSlots, ParameterError, SetupError
+from sparkdml.network.connection import address_towards
 from sparkdml.network.listener import bind
 from sparkdml.network.timeouts import CONNECT_PROBE_SECONDS
 

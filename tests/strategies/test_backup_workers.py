@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sparkdml.strategies.backup_workers.root import Root
-from sparkdml.strategies.backup_workers.strategy import BackupWorkers
+from sparkdml.strategies.backup_workers import BackupWorkers, Root
 from sparkdml.testing.digits import combined_batches, cut, digits, digits_plan, make_reader
 from sparkdml.testing.faults import FailsAt, Injected
 from sparkdml.testing.memory_checkpoints import MemoryCheckpoints

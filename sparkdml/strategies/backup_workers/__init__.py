@@ -1,1 +1,0 @@
-"""Synchronous SGD with backup workers: the first n gradients of a step count."""
