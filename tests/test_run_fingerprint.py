@@ -151,6 +151,22 @@ def test_of_a_run_whose_batch_norms_are_synchronized(spark):
     assert (found["syncBatchNorm"], found["compile"]) == ("True", "True")
 
 
+def prepare_with(batch, password):
+    return prepare_columns(batch)
+
+
+def test_does_not_show_what_a_partial_binds(spark):
+    found = fingerprint(
+        spark,
+        model=nn.Linear(2, 2),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=SGD,
+        preprocess=partial(prepare_with, password="hunter2"),
+    )
+    assert "password=text " in found["preprocess"]
+    assert "hunter2" not in str(found)
+
+
 def test_of_a_run_whose_strategy_makes_the_steps(spark):
     model, loss = nn.Linear(2, 2), nn.CrossEntropyLoss()
     found = fingerprint(spark, model=model, loss=loss, strategy=dml.LBFGS())

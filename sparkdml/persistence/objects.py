@@ -126,8 +126,7 @@ class Encoder:
             named = "; ".join(f"{name} ({reason})" for name, reason in self.pickled.items())
             warnings.warn(
                 f"saved as a pickle: loading it requires sparkdml.allow_pickle(): "
-                f"{named}. Move it into a module that can be imported wherever it is loaded, or "
-                "mark it by @sparkdml.factory if that is what it lacks.",
+                f"{named}. Move it into a module that can be imported wherever it is loaded.",
                 UserWarning,
                 stacklevel=5,
             )
