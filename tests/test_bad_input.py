@@ -66,7 +66,7 @@ def step(modules, batch, ctx):
 
 # What the settings show. Each: the Params, and what the message says.
 SETTINGS = {
-    "model: a number": ({"model": 3}, "model must be an nn.Module, or a function"),
+    "model: a number": ({"model": 3}, "model must be an nn.Module, a function of no arguments"),
     "model: makes a number": ({"model": lambda: 3}, "model must be an nn.Module"),
     "model: nothing to train": ({"model": nn.ReLU}, "at least one trainable parameter"),
     "model: lazy": ({"model": lambda: nn.LazyLinear(3)}, "whose parameters have shapes"),

@@ -60,10 +60,23 @@ def _local_directories() -> list[Path]:
     """Those of this executor, and of others of this host: a rank may move between them."""
     own = [Path(path) for path in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if path]
     parents = dict.fromkeys(path.parent for path in own)
-    # Spark makes a folder of this name for each executor, side by side.
-    others = [path for parent in parents for path in sorted(parent.glob("blockmgr-*"))]
-    others = [path for path in others if path not in own and _is_own_folder(path)]
-    return [*own, *others, Path(tempfile.gettempdir())]
+    # Executors of one application have such folders side by side on YARN and Kubernetes, and each
+    # below its Worker's and its own on a standalone cluster.
+    others = [path for parent in parents for path in _own_folders(parent, ["blockmgr-*"])]
+    for parent in parents:
+        if parent.match("spark-*/executor-*"):
+            root = parent.parent.parent
+            others += _own_folders(root, ["spark-*", "executor-*", "blockmgr-*"])
+    return [*dict.fromkeys([*own, *others, Path(tempfile.gettempdir())])]
+
+
+def _own_folders(parent: Path, patterns: Sequence[str]) -> list[Path]:
+    """The folders below `parent` whose path fits the patterns, no step of it by a link."""
+    found = [parent]
+    for pattern in patterns:
+        found = [path for above in found for path in sorted(above.glob(pattern))]
+        found = [path for path in found if _is_own_folder(path)]
+    return found
 
 
 def _is_own_folder(path: Path) -> bool:

@@ -40,6 +40,22 @@ def test_spools_of_this_host_are_found_and_removed(local, place):
         find_spool(folder.name)
 
 
+def test_on_a_standalone_cluster_another_executors_spool_is_found(tmp_path, monkeypatch):
+    """There each executor's directory lies below its Worker's and its own."""
+    own, other = (
+        tmp_path / f"spark-{worker}" / f"executor-{worker}" / f"blockmgr-{worker}"
+        for worker in ("a1", "b2")
+    )
+    for folder in (own, other / "sparkdml-spool-ab_3"):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(own))
+    assert find_spool("sparkdml-spool-ab_3") == other / "sparkdml-spool-ab_3"
+    (tmp_path / "spark-b2").rename(tmp_path / "elsewhere")
+    (tmp_path / "spark-b2").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError):  # a step of the path is a link
+        find_spool("sparkdml-spool-ab_3")
+
+
 @pytest.mark.parametrize(
     "name", ["{victim}", "../{base}", "{base}/../../{base}", "{base}\n", "", 3]
 )
