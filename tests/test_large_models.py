@@ -15,6 +15,7 @@ from sparkdml.feed.columns.kinds import ArrayColumn
 from sparkdml.history import History
 from sparkdml.inference.weights import Weights
 from sparkdml.model import TorchModel
+from sparkdml.persistence import allow_packages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,8 @@ def test_one_gigabyte(spark: SparkSession, tmp_path: Path) -> None:
         assert row.prediction[1] < 700, "the worker has a copy of its own"
 
     model.write().save(str(tmp_path / "model"))
-    loaded: TorchModel = TorchModel.load(str(tmp_path / "model"))
+    with allow_packages("tests"):
+        loaded: TorchModel = TorchModel.load(str(tmp_path / "model"))
     assert loaded._weights == model._weights
     # Loading builds the module once by its own code, and lets go of it.
     assert private_bytes() - before < 300 * MEGABYTE

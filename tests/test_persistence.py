@@ -509,7 +509,8 @@ def test_same_predictions_in_another_process(
 import json, sys
 import sparkdml as dml
 spark = dml.session_builder("load", "local[1]").config("spark.ui.enabled", "false").getOrCreate()
-model = dml.TorchModel.load(sys.argv[1])
+with dml.allow_packages("sparkdml.testing"):
+    model = dml.TorchModel.load(sys.argv[1])
 result = model.transform(spark.read.parquet(sys.argv[2])).select("a", "prediction").collect()
 print("RESULT" + json.dumps(sorted([row.a, list(row.prediction)] for row in result)))
 spark.stop()

@@ -35,7 +35,7 @@ def test_the_demo_learns_digits_in_under_a_minute(tmp_path: Path) -> None:
     )
     seconds = time.monotonic() - started
     assert trial.returncode == 0, trial.stderr[-2000:]
-    accuracy = re.search(r"Test accuracy: ([\d.]+)% on 360 digits", trial.stdout)
+    accuracy = re.search(r"Test accuracy: ([\d.]+)% on 360 held-out digits", trial.stdout)
     assert accuracy is not None, trial.stdout
     assert float(accuracy[1]) >= 96.0
     picture = (tmp_path / "digits-loss.png").read_bytes()

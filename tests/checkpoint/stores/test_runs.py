@@ -55,8 +55,8 @@ def test_through_the_drivers_hadoop(
     from sparkdml.checkpoint.stores.hadoop import HadoopStore
     from sparkdml.checkpoint.stores.places import StoreAccess
 
-    def through_hadoop(self: dml.Checkpoints, session: Any) -> StoreAccess:
-        return StoreAccess(None, HadoopStore(session, self.path))
+    def through_hadoop(self: dml.Checkpoints, session: Any = None) -> StoreAccess:
+        return StoreAccess(None, HadoopStore(session or spark, self.path))
 
     monkeypatch.setattr(dml.Checkpoints, "open", through_hadoop)
     checkpoints = dml.Checkpoints(f"file://{tmp_path}/run", every=5)
